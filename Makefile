@@ -1,0 +1,47 @@
+# `make demo` and `make test` set up everything they need; a second call reinstalls nothing.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
+TEST    := $(VENV)/.test
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   set up, then learn a mirror map and show that the rule is kept"
+	@echo "make test   set up, then run the whole test suite"
+	@echo "make lint   ruff and mypy"
+	@echo "make format let ruff rewrite the sources"
+	@echo "make clean  remove the virtual environment and caches"
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "namm needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) -e .
+	@touch $@
+
+$(TEST): pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) -e '.[test]'
+	@touch $(RUNTIME) $@
+
+demo: $(RUNTIME)
+	$(BIN)/namm demo
+
+test: $(TEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+lint: $(TEST)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(TEST)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
