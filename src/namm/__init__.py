@@ -1,5 +1,53 @@
-"""Generative models that obey a rule."""
+"""Generative models that obey a rule.
+
+Bring images and a differentiable distance ℓ(x) ≥ 0 that is zero where the rule holds; learn a mirror map g and its
+inverse f; train any generative model on g(x); its samples, mapped back by f, keep the rule.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from namm._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from namm.constraints import Burgers, Constraint, Periodic, TotalFlux, constraint
+    from namm.maps import IdentityMap, MirrorMap
+    from namm.training.maps import finetune_map, train_map
+
+_HOMES = {
+    "Burgers": "namm.constraints",
+    "Constraint": "namm.constraints",
+    "IdentityMap": "namm.maps",
+    "MirrorMap": "namm.maps",
+    "Periodic": "namm.constraints",
+    "TotalFlux": "namm.constraints",
+    "constraint": "namm.constraints",
+    "finetune_map": "namm.training.maps",
+    "train_map": "namm.training.maps",
+}
+
+__all__ = [
+    "Burgers",
+    "Constraint",
+    "IdentityMap",
+    "MirrorMap",
+    "Periodic",
+    "TotalFlux",
+    "__version__",
+    "constraint",
+    "finetune_map",
+    "train_map",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for, so that the command line starts at once."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'namm' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

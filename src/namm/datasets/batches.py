@@ -1,0 +1,124 @@
+"""Batches of a shuffled data set, as a pure function of the step.
+
+The training stream is the concatenation of one permutation of the data per epoch, each seeded by (seed, epoch); step s
+takes entries s·B … (s+1)·B − 1 of it. Nothing is dropped, a batch may be larger than the data, and a resumed run or
+another number of processes sees the same images in the same order, because there is no state to lose.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from namm.errors import DataError
+from namm.numerics import generator
+
+PREFETCH = 3  # batches read ahead when streaming
+
+
+class Images(Protocol):
+    """Anything with a shape that gives rows by a sorted index array: a tensor, a NumPy array, an HDF5 data set."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, C, H, W)."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """Rows."""
+
+
+class Order:
+    """Which images make up the part of each batch that belongs to one process."""
+
+    def __init__(self, n: int, batch_size: int, seed: int, *, rank: int = 0, world: int = 1) -> None:
+        self.n, self.batch_size, self.seed = n, batch_size, seed
+        share = batch_size // world
+        self.window = (rank * share, (rank + 1) * share)
+        self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
+
+    def indices(self, step: int) -> np.ndarray:
+        """Indices of this process's share of batch `step`: (B / world,)."""
+        first, last = (step * self.batch_size + edge for edge in self.window)
+        parts = [
+            self._epoch_order(epoch)[max(first - epoch * self.n, 0) : last - epoch * self.n]
+            for epoch in range(first // self.n, (last - 1) // self.n + 1)
+        ]
+        return np.concatenate(parts)
+
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        if epoch != self._epoch:
+            self._permutation = torch.randperm(self.n, generator=generator(self.seed, "order", epoch)).numpy()
+            self._epoch = epoch
+        return self._permutation
+
+
+class ResidentBatches:
+    """All images live on the device; a batch is one gather."""
+
+    def __init__(self, images: Images, order: Order, device: torch.device) -> None:
+        self.order = order
+        self.images = to_tensor(images[:]).to(device)
+
+    def batch(self, step: int) -> Tensor:
+        """(B / world, C, H, W) on the device."""
+        index = torch.from_numpy(self.order.indices(step))
+        if self.images.is_cuda:
+            index = index.pin_memory().to(self.images.device, non_blocking=True)
+        return self.images[index]
+
+
+class StreamingBatches:
+    """Images stay where they are; a thread reads the next batches while the device works."""
+
+    def __init__(self, images: Images, order: Order, device: torch.device) -> None:
+        self.images, self.order, self.device = images, order, device
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="namm-batches")
+        self._ahead: dict[int, Future[Tensor]] = {}
+
+    def batch(self, step: int) -> Tensor:
+        """(B / world, C, H, W) on the device."""
+        self._ahead = {s: future for s, future in self._ahead.items() if s >= step}
+        for s in range(step, step + PREFETCH + 1):
+            if s not in self._ahead:
+                self._ahead[s] = self._reader.submit(self._read, self.order.indices(s))
+        return self._ahead.pop(step).result().to(self.device, non_blocking=True)
+
+    def _read(self, indices: np.ndarray) -> Tensor:
+        rows, place = np.unique(indices, return_inverse=True)  # HDF5 wants its rows sorted and once
+        batch = to_tensor(self.images[rows])[torch.from_numpy(place)]
+        return batch.pin_memory() if self.device.type == "cuda" else batch
+
+
+def batches(images: Images, order: Order, device: torch.device) -> ResidentBatches | StreamingBatches:
+    """Resident batches where the images fit into half of the free memory, streaming ones otherwise."""
+    itemsize = 8 if "float64" in str(getattr(images, "dtype", "")) else 4
+    wanted = int(np.prod(images.shape, dtype=np.int64)) * itemsize
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    already_here = isinstance(images, Tensor) and images.device.type == device.type
+    kind = ResidentBatches if already_here or wanted <= free // 2 else StreamingBatches
+    return kind(images, order, device)
+
+
+def in_chunks(images: Images, size: int) -> Iterator[Tensor]:
+    """The images in order, `size` at a time."""
+    for start in range(0, images.shape[0], size):
+        yield to_tensor(images[start : start + size])
+
+
+def to_tensor(rows: Any) -> Tensor:
+    """Rows as a floating-point tensor; float64 is kept, everything else becomes float32."""
+    tensor = rows if isinstance(rows, Tensor) else torch.from_numpy(np.asarray(rows))
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def check_images(images: Images, name: str = "data") -> None:
+    """Refuse what is not a non-empty set of images (N, C, H, W)."""
+    shape = tuple(getattr(images, "shape", ()))
+    if len(shape) != 4:
+        raise DataError(f"{name} must have four axes (N, C, H, W); this has shape {shape}.")
+    if 0 in shape:
+        raise DataError(f"{name} is empty: its shape is {shape}.")

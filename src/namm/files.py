@@ -1,0 +1,73 @@
+"""Files and folders that can be trusted: written whole or not at all, owned by one process at a time."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from namm.errors import RunFolderError
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write `content` to `path` so that no reader and no crash ever sees a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    rename_durably(temporary, path)
+
+
+def rename_durably(source: Path, target: Path) -> None:
+    """Rename and wait until the folder's entry is on disk too."""
+    source.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as readable JSON, atomically."""
+    write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Hold `folder` for this process; a second process that asks for it meanwhile is refused.
+
+    The lock belongs to the open file, so it ends with the process however that ends.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise RunFolderError(f"the folder {folder} cannot be written ({error.strerror}): choose another one.") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            raise RunFolderError(f"the folder {folder} is in use by {owner}: wait for it, or choose another one.") from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()}")
+        lock.flush()
+        yield
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Where two nested mappings differ, as `map.filters: 64 -> 32`."""
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key, "absent"), new.get(key, "absent")
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key}: {a} -> {b}")
+    return found

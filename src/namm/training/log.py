@@ -1,0 +1,140 @@
+"""What a training run tells: a progress bar for people, JSON lines for programs, trackers where they are installed."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from accelerate import Accelerator
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from namm.files import write_atomically
+from namm.training.state import TrainingState
+
+PLAIN_SECONDS = 15.0  # between lines where there is no terminal to redraw
+
+
+class MetricsLog:
+    """`metrics.jsonl`: one JSON object a line, each with its step."""
+
+    def __init__(self, path: Path, *, after_step: int) -> None:
+        self.path = path
+        if path.exists():  # lines past the checkpoint will be written again
+            kept = [line for line in path.read_text().splitlines() if _step(line) <= after_step]
+            write_atomically(path, "".join(f"{line}\n" for line in kept))
+        self._file = path.open("a")
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """Append one line."""
+        self._file.write(json.dumps(dict(values)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The lines of a metrics file; a last line cut short by a crash is left out."""
+    return [json.loads(line) for line in path.read_text().splitlines() if _step(line) < float("inf")]
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def installed_trackers() -> list[str]:
+    """TensorBoard where it is installed; Weights & Biases where it is installed and the user has set it up."""
+    trackers = ["tensorboard"] if find_spec("tensorboard") else []
+    if find_spec("wandb") and {"WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"} & os.environ.keys():
+        trackers.append("wandb")
+    return trackers
+
+
+class Log:
+    """Takes the values of a step to the progress bar, the metrics file and the trackers, on the main process only."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        folder: Path | None,
+        state: TrainingState,
+        *,
+        title: str,
+        batch_size: int,
+        visible: bool,
+    ) -> None:
+        main = accelerator.is_main_process
+        self.accelerator, self.state, self.batch_size = accelerator, state, batch_size
+        self.file = MetricsLog(folder / "metrics.jsonl", after_step=state.step) if folder and main else None
+        self.bar = ProgressBar(title, state.total, start=state.step, visible=visible and main)
+        self._last = (state.step, state.compute_seconds)
+
+    def write(self, values: dict[str, float]) -> None:
+        """Record `values` for the state's current step."""
+        step, seconds = self.state.step, self.state.compute_seconds
+        images = (step - self._last[0]) * self.batch_size
+        speed = {"images_per_second": images / max(seconds - self._last[1], 1e-9)}
+        self._last = (step, seconds)
+        self.bar.update(step, values | speed)
+        self.accelerator.log(values | speed, step=step)
+        if self.file:
+            self.file.write({"step": step, "seconds": seconds} | values | speed)
+
+    def __enter__(self) -> Self:
+        if self.accelerator.log_with:
+            self.accelerator.init_trackers("namm")
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+        if self.file:
+            self.file.close()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+
+
+class ProgressBar:
+    """Steps done, time left, loss terms and images per second; plain lines where there is no terminal."""
+
+    def __init__(self, title: str, total: int, *, start: int = 0, visible: bool = True) -> None:
+        self.console = Console(stderr=True, quiet=not visible)
+        self.title, self.total = title, total
+        self._bar = Progress(
+            TextColumn(title),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[terms]}"),
+            console=self.console,
+            disable=not (visible and self.console.is_terminal),
+        )
+        self._task = self._bar.add_task(title, total=total, completed=start, terms="")
+        self._next_line = time.monotonic() + PLAIN_SECONDS / 3
+
+    def update(self, step: int, values: Mapping[str, float]) -> None:
+        """Show `step` and its values."""
+        terms = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        self._bar.update(self._task, completed=step, terms=terms)
+        if not self.console.is_terminal and (time.monotonic() >= self._next_line or step == self.total):
+            self.console.print(f"{self.title}  {step}/{self.total}  {terms}", highlight=False, soft_wrap=True)
+            self._next_line = time.monotonic() + PLAIN_SECONDS
+
+    def start(self) -> None:
+        """Begin to draw."""
+        self._bar.start()
+
+    def stop(self) -> None:
+        """Leave the last state on the terminal."""
+        self._bar.stop()

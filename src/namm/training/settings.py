@@ -1,0 +1,105 @@
+"""How to train, as plain values. Imports no torch, so that the command line can read it at once."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from namm.errors import UsageError
+
+Precision = Literal["auto", "fp32", "bf16"]
+Schedule = Literal["constant", "cosine"]
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """One training run.
+
+    The defaults are the paper's for the map: Adam with β₁ = 0.5, batch 16, EMA 0.999, constant rate.
+    """
+
+    budget: str = "10000 steps"
+    """How long: "N steps", "N epochs" or "N minutes". Minutes become a number of steps once, after a timed warm-up."""
+    batch_size: int = 16
+    """Images per step over all processes."""
+    learning_rate: float = 2e-4
+    betas: tuple[float, float] = (0.5, 0.999)
+    schedule: Schedule = "constant"
+    """Rate after the warm-up: constant, or half a cosine down to zero."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up."""
+    clip: float | None = None
+    """Largest gradient norm, or none."""
+    ema_decay: float = 0.999
+    """Averaged weights; the decay at step n is min(this, (1 + n)/(10 + n))."""
+    seed: int = 0
+    precision: Precision = "auto"
+    """`bf16` autocast, `fp32`, or `auto`: bf16 on GPUs that have it."""
+    compile: bool = False
+    """Compile the objective into one graph."""
+    milestones: int = 0
+    """Snapshots of the averaged weights, evenly spaced over the training."""
+    validations: int = 10
+    """Evaluations on the validation images, evenly spaced over the training."""
+    log_every: int = 25
+    """Steps between lines of the log."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between checkpoints."""
+    keep: int = 3
+    """Checkpoints kept."""
+
+    def __post_init__(self) -> None:
+        Budget.parse(self.budget)
+        for name in ("batch_size", "log_every", "keep"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not self.learning_rate > 0:
+            raise UsageError(f"learning_rate must be positive, not {self.learning_rate}.")
+        if not 0 <= self.ema_decay < 1:
+            raise UsageError(f"ema_decay must lie in [0, 1), not {self.ema_decay}.")
+        if self.clip is not None and not self.clip > 0:
+            raise UsageError(f"clip must be positive or none, not {self.clip}.")
+        for name, allowed in (("schedule", ("constant", "cosine")), ("precision", ("auto", "fp32", "bf16"))):
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An amount of training: a number and its unit."""
+
+    amount: float
+    unit: Literal["steps", "epochs", "minutes"]
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """Read "1000 steps", "30 epochs" or "2.5 minutes"."""
+        match = re.fullmatch(r"\s*([0-9.eE+]+)\s*(step|epoch|minute)s?\s*", text)
+        try:
+            amount = float(match[1]) if match else math.nan
+        except ValueError:
+            amount = math.nan
+        if match is None or not amount > 0 or math.isinf(amount):
+            raise UsageError(f'the budget {text!r} is not "N steps", "N epochs" or "N minutes" with N > 0.')
+        return cls(amount, f"{match[2]}s")  # type: ignore[arg-type]
+
+    def steps(self, images: int, batch_size: int) -> int | None:
+        """The number of steps where it is known in advance: not for minutes."""
+        if self.unit == "minutes":
+            return None
+        amount = self.amount if self.unit == "steps" else self.amount * images / batch_size
+        return max(1, math.ceil(amount))
+
+
+def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
+    """Rate at `step` of `total`: linear warm-up, then constant or half a cosine."""
+    warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    if settings.schedule == "constant":
+        return settings.learning_rate * warm
+    progress = max(0, step - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+    return settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def evenly(count: int, total: int) -> frozenset[int]:
+    """`count` steps evenly spaced in 1 … `total`, the last one `total`; none for a count of zero."""
+    return frozenset(max(1, round(total * k / count)) for k in range(1, count + 1)) if count else frozenset()

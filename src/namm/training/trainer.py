@@ -1,0 +1,327 @@
+"""One training loop for every objective; it never loses work.
+
+Every random number of step s (order of the data, noise, dropout) is a function of (seed, s), so the state of a training is
+its step, its weights, their average and the optimiser's moments: that is what a checkpoint holds, and a run that was
+killed and started again ends with the same bits (on CPU) as one that was not. For the same reason n processes that share a
+batch see what one process would see: each draws the numbers of the whole batch and takes its slice.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from namm.datasets.batches import Images, Order, batches, check_images, in_chunks
+from namm.errors import Interrupted, TrainingError, UsageError
+from namm.files import owned, write_json
+from namm.numerics import fold, generator
+from namm.training.checkpoint import CheckpointFolder, write
+from namm.training.folder import claim
+from namm.training.log import Log, installed_trackers
+from namm.training.objectives import Losses, Objective
+from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
+from namm.training.signals import StopRequest, stop_requests
+from namm.training.state import TrainingState
+from namm.training.tally import Tally
+
+WARM_UP, TIMED = 2, 8  # steps of the trial that turns minutes into steps
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training did.
+
+    Attributes:
+        steps: Updates made, over all resumptions.
+        images: Images seen, over all processes and resumptions.
+        compute_seconds: Time spent in training steps alone: no validation, input/output or compilation.
+        losses: The last averages of the loss terms, and of the validation terms as `val/…`.
+        folder: Where everything is kept, if anywhere.
+    """
+
+    steps: int
+    images: int
+    compute_seconds: float
+    losses: Mapping[str, float]
+    folder: Path | None
+
+
+def train(
+    objective: Objective,
+    data: tuple[Images, ...],
+    settings: TrainSettings,
+    *,
+    validation: tuple[Images, ...] | None = None,
+    folder: str | Path | None = None,
+    description: Mapping[str, Any] | None = None,
+    after_step: Callable[[], None] | None = None,
+    title: str = "training",
+    progress: bool = True,
+) -> TrainResult:
+    """Minimise `objective` over its parameters that require gradients; they end as their moving average.
+
+    Args:
+        objective: The loss. Trained in place.
+        data: One set of images (N, C, H, W) per tensor of a batch, shuffled independently; an epoch is a pass over the
+            largest.
+        settings: How.
+        validation: Images for the validation losses, as `data`.
+        folder: Where to keep checkpoints and logs. Called again with the same arguments, an unfinished training goes on
+            and a finished one is read back; a folder that holds anything else is refused.
+        description: What else tells this training from others, as JSON values; compared on resumption.
+        after_step: Called after every update of the weights, as an optimiser's post-step hook.
+        title: Name on the progress bar.
+        progress: Show it.
+    """
+    for images in (*data, *(validation or ())):
+        check_images(images)
+    place = Path(folder) if folder is not None else None
+    trackers = installed_trackers() if place else []
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with=trackers or None, project_dir=place)
+    with ExitStack() as stack:
+        if place and accelerator.is_main_process:
+            stack.enter_context(owned(place))
+            claim(place, {"settings": asdict(settings), **(description or {})})
+        accelerator.wait_for_everyone()
+        trainer = Trainer(objective, data, settings, validation, place, accelerator, after_step, title)
+        return trainer.run(progress)
+
+
+class Trainer:
+    """The loop behind `train`."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        data: tuple[Images, ...],
+        settings: TrainSettings,
+        validation: tuple[Images, ...] | None,
+        folder: Path | None,
+        accelerator: Accelerator,
+        after_step: Callable[[], None] | None,
+        title: str,
+    ) -> None:
+        self.objective, self.settings, self.validation = objective, settings, validation
+        self.folder, self.accelerator, self.title = folder, accelerator, title
+        self.device: torch.device = accelerator.device
+        self.rank, self.world = accelerator.process_index, accelerator.num_processes
+        self.images = max(images.shape[0] for images in data)
+        self.sources = [
+            batches(images, self._order(images, fold(settings.seed, "data", k)), self.device)
+            for k, images in enumerate(data)
+        ]
+        self._prepare(after_step)
+        self.state = TrainingState(objective, self.optimiser, settings.ema_decay)
+        self.checkpoints = CheckpointFolder(folder / "checkpoints", settings.keep) if folder else None
+
+    def run(self, progress: bool) -> TrainResult:
+        """Resume or start, train to the end, leave the averaged weights in the objective."""
+        state, main = self.state, self.accelerator.is_main_process
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
+            if not self._resume():
+                state.total = self._count_steps()
+                self._save()
+            if state.step < state.total:
+                stop = stack.enter_context(stop_requests())
+                log = Log(
+                    self.accelerator,
+                    self.folder,
+                    state,
+                    title=self.title,
+                    batch_size=self.settings.batch_size,
+                    visible=progress,
+                )
+                self._loop(stack.enter_context(log), stop)
+        state.ema.copy_to_live()
+        self.objective.eval()
+        images = state.step * self.settings.batch_size
+        result = TrainResult(state.step, images, state.compute_seconds, state.losses, self.folder)
+        if self.folder and main:
+            write_json(self.folder / "result.json", {**asdict(result), "folder": None})
+        return result
+
+    # Setting up
+
+    def _order(self, images: Images, seed: int) -> Order:
+        batch = self.settings.batch_size
+        if batch % self.world:
+            raise UsageError(f"batch_size {batch} cannot be shared by {self.world} processes: make it a multiple.")
+        return Order(images.shape[0], batch, seed, rank=self.rank, world=self.world)
+
+    def _prepare(self, after_step: Callable[[], None] | None) -> None:
+        s = self.settings
+        self.objective.to(self.device).train()
+        self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
+        if not self.parameters:
+            raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
+        optimiser = torch.optim.Adam(self.parameters, lr=s.learning_rate, betas=s.betas, fused=True)
+        if after_step is not None:
+            optimiser.register_step_post_hook(lambda *_: after_step())
+        if s.compile:
+            self.objective.compile(fullgraph=True)
+        self.model, self.optimiser = self.accelerator.prepare(self.objective, optimiser)
+        has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        bf16 = s.precision == "bf16" or (s.precision == "auto" and has_bf16)
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext()
+
+    def _resume(self) -> bool:
+        """Load the newest good checkpoint, if there is one."""
+        if self.checkpoints is None:
+            return False
+        with self.accelerator.main_process_first():
+            checkpoint = self.checkpoints.latest()
+        if checkpoint is not None:
+            self.state.restore(checkpoint)
+        return checkpoint is not None
+
+    def _count_steps(self) -> int:
+        """Turn the budget into a number of steps, once; compilation, if any, happens here too."""
+        budget = Budget.parse(self.settings.budget)
+        steps = budget.steps(self.images, self.settings.batch_size)
+        if steps is not None and not self.settings.compile:
+            return steps
+        seconds = self._trial()
+        return steps or max(1, round(60 * budget.amount / seconds))
+
+    def _trial(self) -> float:
+        """Median seconds of a step, over a few that are undone afterwards."""
+        before = {name: tensor.detach().clone() for name, tensor in self.state.live.items()}
+        seconds = []
+        for step in range(WARM_UP + TIMED):
+            start = self._clock()
+            self._update(step)
+            seconds.append(self._clock() - start)
+        self.state.reset(before)
+        median = torch.tensor(seconds[WARM_UP:], device=self.device).median()
+        return float(self.accelerator.reduce(median, reduction="mean"))
+
+    # Training
+
+    def _loop(self, log: Log, stop: StopRequest) -> None:
+        s, state = self.settings, self.state
+        validations = evenly(s.validations, state.total) if self.validation else frozenset()
+        milestones = evenly(s.milestones, state.total) if self.folder else frozenset()
+        tally, saved, started = Tally(), time.monotonic(), self._clock()
+        while state.step < state.total:
+            tally.add(self._update(state.step), step=state.step)
+            state.ema.update(state.step)
+            state.step += 1
+            last = state.step == state.total
+            reporting = last or state.step % s.log_every == 0 or state.step in validations
+            saving = last or time.monotonic() - saved >= s.checkpoint_seconds
+            stopping = bool(stop) if self.world == 1 else reporting and self._anyone(bool(stop))
+            if not (reporting or saving or stopping or state.step in milestones):
+                continue
+            state.compute_seconds += self._clock() - started
+            self._require_finite(tally)
+            if reporting:
+                values = self._means(tally) | (self._validate() if state.step in validations else {})
+                state.losses |= values
+                log.write(values | {"learning_rate": learning_rate(s, state.step - 1, state.total)})
+                tally = Tally()
+            if state.step in milestones:
+                self._snapshot()
+            if saving or stopping:
+                self._save()
+                saved = time.monotonic()
+            if stopping and not last:
+                raise Interrupted(
+                    f"{self.title} was asked to stop at step {state.step} of {state.total} and saved its state: "
+                    "the same command goes on from there."
+                )
+            started = self._clock()
+
+    def _update(self, step: int) -> Losses:
+        """One step of the optimiser."""
+        s = self.settings
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(s, step, self.state.total or WARM_UP + TIMED)
+        torch.manual_seed(fold(s.seed, "dropout", step, self.rank))
+        batch = tuple(source.batch(step) for source in self.sources)
+        draws = self._draw(batch, generator(s.seed, "noise", step, device=self.device), s.batch_size)
+        share = s.batch_size // self.world
+        mine = slice(self.rank * share, (self.rank + 1) * share)
+        with self.autocast:
+            losses: Losses = self.model(*batch, *(draw[mine] for draw in draws))
+        self.accelerator.backward(losses["loss"])
+        if s.clip is not None:
+            self.accelerator.clip_grad_norm_(self.parameters, s.clip)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        return losses
+
+    def _draw(self, batch: tuple[Tensor, ...], rng: torch.Generator, size: int) -> tuple[Tensor, ...]:
+        """Random tensors for a batch of `size`, of which `batch` may be a slice: only shapes matter, so views serve."""
+        whole = tuple(tensor[:1].expand(size, *tensor.shape[1:]) for tensor in batch)
+        return self.objective.draw(whole, rng)
+
+    @torch.no_grad()
+    def _validate(self) -> dict[str, float]:
+        """Mean losses of the averaged weights on the validation images, with the same draws every time."""
+        tally = Tally()
+        self.objective.eval()
+        with self.state.ema.applied(), self.autocast:
+            streams = [in_chunks(images, self.settings.batch_size) for images in self.validation or ()]
+            for k, rows in enumerate(zip(*streams, strict=False)):
+                n = min(len(row) for row in rows)
+                batch = tuple(row[:n].to(self.device) for row in rows)
+                rng = generator(self.settings.seed, "validation", k, device=self.device)
+                tally.add(self.objective.forward(*batch, *self._draw(batch, rng, n)), weight=n)
+        self.objective.train()
+        return {f"val/{name}": float(mean) for name, mean in tally.means().items()}
+
+    # Keeping and judging
+
+    def _save(self) -> None:
+        if self.checkpoints and self.accelerator.is_main_process:
+            self.checkpoints.save(self.state.step, self.state.checkpoint())
+
+    def _snapshot(self) -> None:
+        if self.folder and self.accelerator.is_main_process:
+            write(self.folder / "milestones" / f"step-{self.state.step:09d}.safetensors", self.state.snapshot())
+
+    def _means(self, tally: Tally) -> dict[str, float]:
+        """Mean of every term over the steps of the tally and over all processes."""
+        return {
+            name: float(self.accelerator.reduce(mean, reduction="mean")) for name, mean in tally.means().items()
+        }
+
+    def _anyone(self, here: bool) -> bool:
+        """Whether `here` is true in any process; all of them ask at the same step."""
+        flag = torch.tensor(float(here), device=self.device)
+        return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
+
+    def _require_finite(self, tally: Tally) -> None:
+        """Stop, keeping the last good checkpoint, if a loss or a weight is not a finite number."""
+        bad = tally.first_bad()
+        weights = torch.stack(torch._foreach_norm(self.parameters)).sum()
+        if bad is None and bool(torch.isfinite(weights)):
+            return
+        bad = self.state.step - 1 if bad is None else bad
+        kept = self.checkpoints.paths()[-1:] if self.checkpoints else []
+        raise TrainingError(
+            f"{self.title} met a loss or weight that is not a finite number at step {bad}. "
+            f"Its batch: {'; '.join(_statistics(source.batch(bad)) for source in self.sources)}. "
+            + (f"The last good checkpoint, {kept[0]}, is kept. " if kept else "")
+            + "Try a smaller learning_rate, clip 1.0, or precision fp32."
+        )
+
+    def _clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def _statistics(batch: Tensor) -> str:
+    bad = int((~torch.isfinite(batch)).sum())
+    return (
+        f"{tuple(batch.shape)}, min {float(batch.min()):.4g}, max {float(batch.max()):.4g}, "
+        f"mean {float(batch.mean()):.4g}, std {float(batch.std()):.4g}, {bad} values not finite"
+    )

@@ -1,0 +1,217 @@
+"""The base class: algebra, precision, functions as constraints, and the page that documents them."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from namm.constraints import Constraint, Periodic, TotalFlux, constraint
+from namm.errors import ConstraintError, DataError, UsageError
+
+scales = st.floats(1e-3, 1e3)
+seeds = st.integers(0, 2**31)
+
+
+def images(seed: int = 0, n: int = 3, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(n, 2, 4, 6, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+class Brightest(Constraint):
+    """Neither residual nor projection."""
+
+    def distance(self, x):
+        return x.flatten(1).amax(1).abs()
+
+
+def test_distance_is_abstract():
+    with pytest.raises(TypeError, match="distance"):
+        Constraint()
+
+
+@given(scales, scales, seeds)
+def test_sums_and_scales_are_linear(c, d, seed):
+    x = images(seed)
+    total = x.numpy().sum((1, 2, 3))
+    rule = c * TotalFlux(5.0) + TotalFlux(-1.0) * d
+    expected = c * abs(total - 5.0) + d * abs(total + 1.0)
+    assert torch.allclose(rule(x), torch.from_numpy(expected), rtol=1e-12)
+
+
+@given(scales, scales, seeds)
+def test_nesting_does_not_change_the_value(c, d, seed):
+    x, a, b, e = images(seed), TotalFlux(5.0), Periodic((2, 3)), Brightest()
+    left, right = (a + b) + e, a + (b + e)
+    assert torch.equal(left(x), right(x))
+    assert torch.allclose((c * (d * a))(x), (c * d) * a(x), rtol=1e-12)
+    assert torch.allclose((c * left)(x), c * a(x) + c * b(x) + c * e(x), rtol=1e-12)
+
+
+def test_repr_is_flat_and_reads_like_the_formula():
+    a, b = TotalFlux(5.0), Periodic((2, 3))
+    assert repr(2 * (3 * a) + (b + a)) == (
+        "6 * TotalFlux(total=5.0) + Periodic(tiles=(2, 3)) + TotalFlux(total=5.0)"
+    )
+    assert repr(0.5 * (a + b)) == "0.5 * (TotalFlux(total=5.0) + Periodic(tiles=(2, 3)))"
+    assert (2 * a + b).name == "2 * TotalFlux + Periodic"
+
+
+def test_builtin_sum_adds_constraints():
+    x, rules = images(), [TotalFlux(5.0), Periodic((2, 3)), Brightest()]
+    assert torch.equal(sum(rules)(x), (rules[0] + rules[1] + rules[2])(x))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), "2", True, None])
+def test_scale_must_be_a_positive_number(scale):
+    with pytest.raises(UsageError, match="TotalFlux can be scaled by a finite number > 0 only, got"):
+        TotalFlux() * scale
+
+
+def test_adding_a_number_is_a_type_error():
+    with pytest.raises(TypeError):
+        TotalFlux() + 1.0
+
+
+def test_optional_methods_are_refused_by_name():
+    x, rule = images(), Brightest()
+    with pytest.raises(ConstraintError, match="Brightest defines no residual"):
+        rule.residual(x)
+    with pytest.raises(ConstraintError, match="Brightest defines no project"):
+        (2.0 * rule).project(x)
+    with pytest.raises(ConstraintError, match=r"TotalFlux \+ Periodic defines no project"):
+        (TotalFlux() + Periodic()).project(x)
+
+
+def test_wrappers_report_what_the_wrapped_constraint_has():
+    flux, none = TotalFlux(), Brightest()
+    assert [
+        (r.has_residual, r.has_project) for r in (flux, none, 2 * flux, 2 * none, flux + flux, flux + none)
+    ] == [
+        (True, True),
+        (False, False),
+        (True, True),
+        (False, False),
+        (True, False),
+        (False, False),
+    ]
+
+
+def test_scaling_keeps_residual_and_projection():
+    x, rule = images(), TotalFlux(5.0)
+    assert torch.equal((3.0 * rule).residual(x), rule.residual(x))
+    assert torch.equal((3.0 * rule).project(x), rule.project(x))
+
+
+def test_the_residual_of_a_sum_holds_every_part():
+    x = images()
+    flux, periodic = TotalFlux(5.0), Periodic((2, 3))
+    parts = [flux.residual(x).reshape(3, 1), periodic.residual(x).reshape(3, 48)]
+    assert torch.equal((flux + periodic).residual(x), torch.cat(parts, 1))
+
+
+RULES = [
+    TotalFlux(5.0),
+    Periodic((2, 3)),
+    TotalFlux(5.0) + 2.0 * Periodic((2, 3)),
+    constraint(Brightest().distance),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_compiles_into_one_graph(rule):
+    x = images(dtype=torch.float32)
+    torch._dynamo.reset()
+    compiled = torch.compile(rule, fullgraph=True, backend="aot_eager")
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    value, expected = compiled(a), rule(b)
+    assert torch.allclose(value, expected, rtol=1e-6)
+    value.sum().backward()
+    expected.sum().backward()
+    assert torch.allclose(a.grad, b.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_autocast_does_not_reach_the_distance():
+    weight = torch.randn(48, 48)
+    rule = constraint(lambda x: (x.flatten(1) @ weight).abs().mean(1))
+    x = images(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (x.flatten(1) @ weight).dtype == torch.bfloat16
+        value = rule(x)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, rule(x))
+
+
+@pytest.mark.parametrize(
+    ("given_dtype", "used"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]
+)
+def test_distances_are_float32_or_better(given_dtype, used):
+    seen = []
+    rule = constraint(lambda x: seen.append(x.dtype) or x.abs().mean((1, 2, 3)))
+    assert rule(images().to(given_dtype)).dtype == used
+    assert seen == [used]
+
+
+def test_a_call_refuses_wrong_input_and_output_at_once():
+    with pytest.raises(
+        DataError, match=r"TotalFlux needs images of shape \(B, C, H, W\), got shape \(2, 4, 6\)"
+    ):
+        TotalFlux()(images()[0])
+    with pytest.raises(DataError, match=r"floating-point images, got torch\.int64"):
+        TotalFlux()(images().long())
+    with pytest.raises(ConstraintError, match=r"returned shape \(3, 1\) for 3 images, expected \(3,\)"):
+        constraint(lambda x: x.flatten(1).mean(1, keepdim=True))(images())
+
+
+def test_function_keeps_its_name_and_documentation():
+    @constraint
+    def dark_corner(x):
+        """The first pixel is black."""
+        return x[:, 0, 0, 0].abs()
+
+    x = images()
+    assert (dark_corner.name, dark_corner.__name__, repr(dark_corner)) == (
+        "dark_corner",
+        "dark_corner",
+        "constraint(dark_corner)",
+    )
+    assert dark_corner.__doc__ == "The first pixel is black."
+    assert torch.equal(dark_corner(x), x[:, 0, 0, 0].abs())
+    assert not dark_corner.has_residual
+    with pytest.raises(ConstraintError, match="dark_corner defines no residual"):
+        dark_corner.residual(x)
+
+
+def test_decorator_with_arguments():
+    @constraint(
+        name="zero mean", residual=lambda x: x.mean((1, 2, 3)), project=lambda x: x - x.mean((1, 2, 3), True)
+    )
+    def rule(x):
+        return x.mean((1, 2, 3)).abs()
+
+    x = images()
+    assert rule.name == "zero mean"
+    assert rule.has_residual
+    assert rule.has_project
+    assert torch.equal(rule.residual(x), x.mean((1, 2, 3)))
+    assert rule(rule.project(x)).max() < 1e-15
+
+
+def test_a_network_becomes_part_of_the_constraint():
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 1), torch.nn.Flatten(0))
+    rule = constraint(network)
+    assert rule.name == "Sequential"
+    assert {id(p) for p in rule.parameters()} == {id(p) for p in network.parameters()}
+
+
+def test_constraint_needs_a_function():
+    with pytest.raises(UsageError, match="constraint needs a function"):
+        constraint(3.0)
+
+
+def test_the_documented_code_runs():
+    page = Path(__file__).parents[2] / "docs" / "constraints.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    exec("\n".join(blocks), {})
