@@ -47,14 +47,18 @@ def owned(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
     except OSError as error:
-        raise RunFolderError(f"the folder {folder} cannot be written ({error.strerror}): choose another one.") from error
+        raise RunFolderError(
+            f"the folder {folder} cannot be written ({error.strerror}): choose another one."
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
             owner = lock.read().strip() or "another process"
-            raise RunFolderError(f"the folder {folder} is in use by {owner}: wait for it, or choose another one.") from None
+            raise RunFolderError(
+                f"the folder {folder} is in use by {owner}: wait for it, or choose another one."
+            ) from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()}")
         lock.flush()

@@ -51,9 +51,7 @@ def test_nesting_does_not_change_the_value(c, d, seed):
 
 def test_repr_is_flat_and_reads_like_the_formula():
     a, b = TotalFlux(5.0), Periodic((2, 3))
-    assert repr(2 * (3 * a) + (b + a)) == (
-        "6 * TotalFlux(total=5.0) + Periodic(tiles=(2, 3)) + TotalFlux(total=5.0)"
-    )
+    assert repr(2 * (3 * a) + (b + a)) == ("6 * TotalFlux(total=5.0) + Periodic(tiles=(2, 3)) + TotalFlux(total=5.0)")
     assert repr(0.5 * (a + b)) == "0.5 * (TotalFlux(total=5.0) + Periodic(tiles=(2, 3)))"
     assert (2 * a + b).name == "2 * TotalFlux + Periodic"
 
@@ -86,9 +84,7 @@ def test_optional_methods_are_refused_by_name():
 
 def test_wrappers_report_what_the_wrapped_constraint_has():
     flux, none = TotalFlux(), Brightest()
-    assert [
-        (r.has_residual, r.has_project) for r in (flux, none, 2 * flux, 2 * none, flux + flux, flux + none)
-    ] == [
+    assert [(r.has_residual, r.has_project) for r in (flux, none, 2 * flux, 2 * none, flux + flux, flux + none)] == [
         (True, True),
         (False, False),
         (True, True),
@@ -143,9 +139,7 @@ def test_autocast_does_not_reach_the_distance():
     assert torch.equal(value, rule(x))
 
 
-@pytest.mark.parametrize(
-    ("given_dtype", "used"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]
-)
+@pytest.mark.parametrize(("given_dtype", "used"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
 def test_distances_are_float32_or_better(given_dtype, used):
     seen = []
     rule = constraint(lambda x: seen.append(x.dtype) or x.abs().mean((1, 2, 3)))
@@ -154,9 +148,7 @@ def test_distances_are_float32_or_better(given_dtype, used):
 
 
 def test_a_call_refuses_wrong_input_and_output_at_once():
-    with pytest.raises(
-        DataError, match=r"TotalFlux needs images of shape \(B, C, H, W\), got shape \(2, 4, 6\)"
-    ):
+    with pytest.raises(DataError, match=r"TotalFlux needs images of shape \(B, C, H, W\), got shape \(2, 4, 6\)"):
         TotalFlux()(images()[0])
     with pytest.raises(DataError, match=r"floating-point images, got torch\.int64"):
         TotalFlux()(images().long())
@@ -179,14 +171,13 @@ def test_function_keeps_its_name_and_documentation():
     assert dark_corner.__doc__ == "The first pixel is black."
     assert torch.equal(dark_corner(x), x[:, 0, 0, 0].abs())
     assert not dark_corner.has_residual
+    assert not dark_corner.has_project
     with pytest.raises(ConstraintError, match="dark_corner defines no residual"):
         dark_corner.residual(x)
 
 
 def test_decorator_with_arguments():
-    @constraint(
-        name="zero mean", residual=lambda x: x.mean((1, 2, 3)), project=lambda x: x - x.mean((1, 2, 3), True)
-    )
+    @constraint(name="zero mean", residual=lambda x: x.mean((1, 2, 3)), project=lambda x: x - x.mean((1, 2, 3), True))
     def rule(x):
         return x.mean((1, 2, 3)).abs()
 

@@ -51,9 +51,7 @@ def test_residual_is_the_signed_distance(total, shape, seed):
     r = rule.residual(x)
     assert r.shape == (len(x), 1, 1, 1)
     assert torch.equal(r.abs().flatten(), rule(x))
-    assert torch.allclose(
-        x.sum((1, 2, 3)) - r.flatten(), torch.full((len(x),), total, dtype=x.dtype), atol=1e-12
-    )
+    assert torch.allclose(x.sum((1, 2, 3)) - r.flatten(), torch.full((len(x),), total, dtype=x.dtype), atol=1e-12)
 
 
 def test_gradient_is_the_sign_on_every_pixel():
@@ -63,7 +61,7 @@ def test_gradient_is_the_sign_on_every_pixel():
 
 
 def test_float32_floor_of_projected_images_is_small():
-    """Pixels near 1 round by 6e-8 at most; 4096 of them at random by 64 × 6e-8 = 4e-6, ten times that is safe.
+    """Pixels near 1 round by 6e-8 at most; 4096 of them at random by 64 × 6e-8 = 4e-6, tenfold is safe.
 
     A share rounded to float32 leaves 2e-4 here, and a float32 sum 7e-4.
     """

@@ -104,9 +104,7 @@ def test_half_precision_images_are_projected_in_float32():
 
 @pytest.mark.parametrize("size", [(5, 6), (4, 8)])
 def test_refuses_a_size_that_the_tiling_does_not_divide(size):
-    with pytest.raises(
-        DataError, match=rf"cannot cut images of {size[0]}×{size[1]} pixels into 2×3 equal tiles"
-    ):
+    with pytest.raises(DataError, match=rf"cannot cut images of {size[0]}×{size[1]} pixels into 2×3 equal tiles"):
         Periodic((2, 3))(torch.zeros(1, 1, *size))
 
 

@@ -1,4 +1,4 @@
-"""Readers: what was written with h5py, NumPy and Pillow comes back, and every bad file gets its own sentence."""
+"""What h5py, NumPy and Pillow wrote comes back as it was, and every bad file gets its own sentence."""
 
 import h5py
 import numpy as np
@@ -70,8 +70,16 @@ def test_bytes_are_scaled_to_the_unit_interval_and_booleans_taken_as_such(tmp_pa
         (NCHW[:0], "NCHW", r"is empty: its shape is \(0, 2, 5, 6\)"),
         (NCHW.astype(np.int32), "NCHW", r"int32 integers, whose scale is unknown.*convert it to float32"),
         (NCHW.astype(np.complex64), "NCHW", r"values of type complex64"),
-        (np.zeros((3, 1, 64, 64)), "NHWC", r"64 channels.*axis 3 is 64 long while axis 1 is 1.*layout='NCHW'"),
-        (np.zeros((3, 64, 48, 3)), "NCHW", r"64 channels.*axis 1 is 64 long while axis 3 is 3.*layout='NHWC'"),
+        (
+            np.zeros((3, 1, 64, 64)),
+            "NHWC",
+            r"64 channels.*axis 3 is 64 long while axis 1 is 1.*layout='NCHW'",
+        ),
+        (
+            np.zeros((3, 64, 48, 3)),
+            "NCHW",
+            r"64 channels.*axis 1 is 64 long while axis 3 is 3.*layout='NHWC'",
+        ),
         (np.full((2, 1, 4, 4), 1e300), "NCHW", r"holds inf at index \(0, 0, 0, 0\)"),
     ],
 )
@@ -89,7 +97,10 @@ def test_small_images_with_many_channels_are_believed(tmp_path, shape, layout):
 
 
 @SUFFIXES
-@given(where=st.tuples(*(st.integers(0, n - 1) for n in NHWC.shape)), value=st.sampled_from([np.nan, np.inf, -np.inf]))
+@given(
+    where=st.tuples(*(st.integers(0, n - 1) for n in NHWC.shape)),
+    value=st.sampled_from([np.nan, np.inf, -np.inf]),
+)
 def test_the_first_nan_is_named_by_its_index_in_the_file(tmp_path_factory, suffix, where, value):
     array = NHWC.copy()
     array[where] = value
@@ -179,7 +190,18 @@ class TestLazy:
 
     @pytest.mark.parametrize(
         "index",
-        [0, -1, slice(None), slice(2, 5), slice(5, 2), slice(None, None, -2), [3, 0, 3], np.array([6, -7]), [], 2 * [1]],
+        [
+            0,
+            -1,
+            slice(None),
+            slice(2, 5),
+            slice(5, 2),
+            slice(None, None, -2),
+            [3, 0, 3],
+            np.array([6, -7]),
+            [],
+            2 * [1],
+        ],
     )
     def test_indexing_is_that_of_the_array(self, lazy, index):
         expected = NCHW[np.asarray(index, dtype=int)] if isinstance(index, list) else NCHW[index]

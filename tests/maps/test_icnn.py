@@ -34,9 +34,7 @@ def random_icnn(config: dict, seed: int) -> ICNN:
     return network
 
 
-@pytest.mark.parametrize(
-    ("channels", "layers", "count"), [(1, 3, 30_368), (2, 2, 22_560), (1, 2, 20_544)]
-)
+@pytest.mark.parametrize(("channels", "layers", "count"), [(1, 3, 30_368), (2, 2, 22_560), (1, 2, 20_544)])
 def test_parameter_counts_of_the_paper(channels, layers, count):
     assert sum(p.numel() for p in ICNN(channels, layers).parameters()) == count
 
@@ -126,7 +124,12 @@ def test_initial_weights():
     assert network.bias.abs().max() == 0
 
 
-@given(k=st.sampled_from([1, 3, 5, 7]), channels=st.integers(1, 3), height=st.integers(7, 9), width=st.integers(7, 9))
+@given(
+    k=st.sampled_from([1, 3, 5, 7]),
+    channels=st.integers(1, 3),
+    height=st.integers(7, 9),
+    width=st.integers(7, 9),
+)
 def test_circular_convolution_against_torch_padding(k, channels, height, width):
     x = torch.randn(2, channels, height, width, dtype=torch.double)
     weight = torch.randn(4, channels, k, k, dtype=torch.double)
@@ -148,7 +151,14 @@ def test_transposes_are_adjoint():
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("channels", 0), ("layers", 0), ("filters", -1), ("kernel_size", 4), ("strong_convexity", 0.0), ("negative_slope", 2.0)],
+    [
+        ("channels", 0),
+        ("layers", 0),
+        ("filters", -1),
+        ("kernel_size", 4),
+        ("strong_convexity", 0.0),
+        ("negative_slope", 2.0),
+    ],
 )
 def test_settings_out_of_range_are_named(setting, value):
     with pytest.raises(UsageError, match=setting):

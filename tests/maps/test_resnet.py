@@ -67,6 +67,7 @@ def test_circular_boundary_is_equivariant_under_shifts(skip, normalisation):
 @pytest.mark.parametrize("boundary", ["zeros", "circular"])
 def test_doubling_against_its_definition(boundary):
     layer = DoublingConv2d(1, 1, boundary=boundary).double()
+    torch.nn.init.zeros_(layer.bias)
     n = 4
     x = torch.randn(n, n, dtype=torch.double)
     kernel = layer.weight[0, 0].flip(0, 1)  # out[o] = Σ_i x[i] k[2i − o + 2] with flax's k, ours reversed
@@ -84,6 +85,7 @@ def test_doubling_against_its_definition(boundary):
 
 def test_stride_two_pads_after_the_end():
     layer = SameConv2d(1, 1, 3, stride=2).double()
+    torch.nn.init.zeros_(layer.bias)
     x = torch.randn(1, 1, 6, 6, dtype=torch.double)
     corner = (layer.weight[0, 0] * x[0, 0, :3, :3]).sum()
     last = (layer.weight[0, 0, :2, :2] * x[0, 0, 4:, 4:]).sum()
@@ -104,6 +106,7 @@ def test_skip_carries_the_head_to_the_tail():
     network = ResNet(filters=4, blocks=1, skip=True, residual=False, activation="none", normalisation="none")
     for layer in network.up:
         torch.nn.init.zeros_(layer[0].weight)
+        torch.nn.init.zeros_(layer[0].bias)
     x = torch.randn(2, 1, 8, 8)
     assert torch.allclose(network(x), network.tail(network.head(x)))
 

@@ -1,1 +1,59 @@
+"""The `namm` command. Each subcommand is a module of this package with a `main(arguments) -> exit code`.
 
+Only the module of the command that was asked for is imported, and none of them imports torch before it has read its
+arguments, so that help and mistakes are answered at once.
+"""
+
+import difflib
+import sys
+from importlib import import_module
+
+from namm._version import __version__
+from namm.errors import NammError
+
+COMMANDS = {
+    "demo": "learn a mirror map on a CPU and show that the rule is kept",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one subcommand and return its exit code: 0 done, 1 failed, 2 wrong usage."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in ("-h", "--help"):
+        print(usage())
+        return 0
+    if command == "--version":
+        print(f"namm {__version__}")
+        return 0
+    if command not in COMMANDS:
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f" Did you mean `namm {close[0]}`?" if close else " `namm --help` lists the commands."
+        return _fail(f"there is no command {command!r}.{hint}", 2)
+    try:
+        code: int = import_module(f"namm.cli.{command}").main(rest)
+    except NammError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted.", 1)
+    return code
+
+
+def usage() -> str:
+    """The help text of the command itself."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: namm COMMAND [options]        namm COMMAND --help",
+            "",
+            "Generative models that obey a rule.",
+            "",
+            *lines,
+        ]
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"namm: {message}", file=sys.stderr)
+    return code

@@ -55,15 +55,11 @@ class Constraint(nn.Module, ABC):
 
     def residual(self, x: Tensor) -> Tensor:
         """Optional: a tensor, first axis B, that vanishes exactly where x obeys the rule."""
-        raise ConstraintError(
-            f"{self.name} defines no residual: override residual(x), or ask has_residual first."
-        )
+        raise ConstraintError(f"{self.name} defines no residual: override residual(x), or ask has_residual first.")
 
     def project(self, x: Tensor) -> Tensor:
         """Optional: the nearest, or a natural, image that obeys the rule, (B, C, H, W) → (B, C, H, W)."""
-        raise ConstraintError(
-            f"{self.name} defines no project: override project(x), or ask has_project first."
-        )
+        raise ConstraintError(f"{self.name} defines no project: override project(x), or ask has_project first.")
 
     @property
     def name(self) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PROBES = 8  # images evaluated one by one, to see whether ℓ of one depends on the others
 COUPLING = 1e-2  # change of ℓ, alone against in a batch, that reduced-precision kernels may cause
+ROUNDING = 1e-6  # relative spread below which float32 data are constant
 AUDIBLE = 0.1  # noise, in data standard deviations, that lifts ℓ of the probes above rounding
 LOUD = 10.0  # noise, in data standard deviations, at which a constraint that is zero nearby must show itself
 
@@ -82,8 +83,7 @@ class ConstraintReport:
         return "\n".join(
             [
                 f"{self.name} on {self.n} images",
-                f"  floor     mean {self.mean:.3g}, std {self.std:.3g}, "
-                f"max {self.max:.3g} at image {self.worst}",
+                f"  floor     mean {self.mean:.3g}, std {self.std:.3g}, max {self.max:.3g} at image {self.worst}",
                 f"  noisy     mean {self.noisy_mean:.3g} with noise of {self.noise:g} data std{silent}",
                 f"  ratio     {self.floor_ratio:.3g} (floor / noisy: 0 obeys the rule, 1 ignores it)",
                 f"  gradient  mean norm {self.gradient_norm:.3g} at the noisy data",
@@ -101,18 +101,14 @@ def finite_number(value: object) -> float | None:
 def require_images(x: object, rule: Constraint) -> Tensor:
     """`x` itself if it is a floating-point tensor (B, C, H, W)."""
     if not isinstance(x, Tensor):
-        raise DataError(
-            f"{rule.name} needs a torch tensor (B, C, H, W), got {type(x).__name__}; convert it first."
-        )
+        raise DataError(f"{rule.name} needs a torch tensor (B, C, H, W), got {type(x).__name__}; convert it first.")
     if x.ndim != 4:
         raise DataError(
             f"{rule.name} needs images of shape (B, C, H, W), got shape {tuple(x.shape)}; "
             "add the missing axis with x.unsqueeze(0) for one image or x.unsqueeze(1) for one channel."
         )
     if not x.is_floating_point():
-        raise DataError(
-            f"{rule.name} needs floating-point images, got {x.dtype}; convert them with x.float()."
-        )
+        raise DataError(f"{rule.name} needs floating-point images, got {x.dtype}; convert them with x.float().")
     return x
 
 
@@ -140,9 +136,10 @@ def examine(rule: Constraint, x: Tensor, *, batch_size: int, noise: float) -> Co
     """Measure `rule` on images x: (N, C, H, W), as `Constraint.check` describes."""
     if batch_size < 1 or not (0 < noise < math.inf):
         raise UsageError(f"check needs batch_size ≥ 1 and a finite noise > 0, got {batch_size} and {noise}.")
-    if len(require_images(x, rule)) == 0:
+    x = require_images(x, rule).detach()
+    if len(x) == 0:
         raise DataError(f"{rule.name} cannot be checked on an empty batch, got shape {tuple(x.shape)}.")
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False):  # gradients are on inside, whatever the caller has switched off
         scale = _data_std(x, batch_size)
         place = f"with noise of {noise:g} data standard deviations"
         clean, noisy = [], []
@@ -171,11 +168,14 @@ def examine(rule: Constraint, x: Tensor, *, batch_size: int, noise: float) -> Co
 def _batches(x: Tensor, batch_size: int) -> Iterator[tuple[int, Tensor]]:
     """Index of the first image, and up to `batch_size` images in float32 or better."""
     for start in range(0, len(x), batch_size):
-        yield start, at_least_float32(x[start : start + batch_size].detach())
+        yield start, at_least_float32(x[start : start + batch_size])
 
 
 def _data_std(x: Tensor, batch_size: int) -> float:
-    """Standard deviation of all pixels (1 if constant), by the law of total variance; refuses NaN and inf."""
+    """Standard deviation of all pixels, by the law of total variance; refuses NaN and inf.
+
+    Constant data have none beyond rounding: their level, or 1 where that is zero, takes its place.
+    """
     moments = []
     for start, batch in _batches(x, batch_size):
         if not (finite := batch.isfinite()).all():
@@ -186,14 +186,14 @@ def _data_std(x: Tensor, batch_size: int) -> float:
             )
         moments.append(torch.stack(torch.var_mean(batch.flatten(1), dim=1, correction=0)).cpu().double())
     variance, mean = torch.cat(moments, dim=1)
-    return math.sqrt(variance.mean() + mean.var(correction=0)) or 1.0
+    spread, level = math.sqrt(variance.mean() + mean.var(correction=0)), float(mean.abs().max())
+    return spread if spread > ROUNDING * level else level or 1.0
 
 
 def _add_noise(batch: Tensor, start: int, std: float) -> Tensor:
     """The batch plus Gaussian noise; image i's noise depends on i alone, not on how the data were batched."""
     draws = [
-        torch.randn(batch.shape[1:], generator=generator(0, "constraint check", start + i))
-        for i in range(len(batch))
+        torch.randn(batch.shape[1:], generator=generator(0, "constraint check", start + i)) for i in range(len(batch))
     ]
     return batch + std * torch.stack(draws).to(batch)
 
@@ -218,7 +218,7 @@ def _measure(rule: Constraint, batch: Tensor, start: int, place: str) -> tuple[T
             f"{rule.name} gives no gradient: its value does not depend differentiably on x. Compute it from "
             "x with torch operations, without detach, numpy, .item() or torch.no_grad."
         )
-    norm = torch.linalg.vector_norm(gradient.flatten(1).double(), dim=1).cpu()
+    norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1).cpu().double()
     if not (finite := norm.isfinite()).all():
         i = int(finite.logical_not().nonzero()[0])
         raise ConstraintError(

@@ -39,9 +39,7 @@ def beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def begin(
-    partial: Path, shape: tuple[int, int, int], sizes: dict[str, int], attributes: dict[str, Any]
-) -> None:
+def begin(partial: Path, shape: tuple[int, int, int], sizes: dict[str, int], attributes: dict[str, Any]) -> None:
     """Lay out a file without pixels, under a draft name until it is whole: no kill leaves half a layout."""
     draft = beside(partial, ".draft")
     with h5py.File(draft, "w") as file:
@@ -103,9 +101,7 @@ def only_writer(path: Path) -> Iterator[None]:
     except BlockingIOError as error:
         raise RunFolderError(f"{path} is being written by another process: wait until it is done.") from error
     except OSError as error:
-        raise RunFolderError(
-            f"{path} cannot be written ({error}): free space, or write elsewhere."
-        ) from error
+        raise RunFolderError(f"{path} cannot be written ({error}): free space, or write elsewhere.") from error
 
 
 @contextmanager

@@ -94,14 +94,15 @@ def _load_npy(path: Path, key: str | None) -> NDArray[Any]:
         raise DataError(f"{path} holds a single array, so the key {key!r} has no meaning: leave it out.")
     try:
         # Mapped, not loaded: a wrong shape is refused before gigabytes are read.
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise DataError(_not_loadable(path, "an NPY file", error)) from error
+    return array
 
 
 def _load_npz(path: Path, key: str | None) -> NDArray[Any]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
             if key is None or key not in arrays.files:
                 raise DataError(_no_key(path, key, arrays.files))
             array: NDArray[Any] = arrays[key]

@@ -128,9 +128,7 @@ def _read_header(path: Path) -> Header:
         with h5py.File(path, "r") as file:
             return _attributes(file)
     except OSError as error:
-        raise RunFolderError(
-            f"{path} exists and is not a readable HDF5 file ({error}): move it away."
-        ) from error
+        raise RunFolderError(f"{path} exists and is not a readable HDF5 file ({error}): move it away.") from error
 
 
 def _require_same(path: Path, there: Header, asked: Header) -> None:

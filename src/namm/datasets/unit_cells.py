@@ -47,9 +47,7 @@ class UnitCells(Dataset):
     def draw(self, n: int, rng: torch.Generator) -> Tensor:
         """`n` images: float32, (n, 1, size, size)."""
         points = self.size // self.tiles - 1
-        field = periodic_field(
-            n, (points, points), length=self.length, scale=self.scale, mean=self.mean, generator=rng
-        )
+        field = periodic_field(n, (points, points), length=self.length, scale=self.scale, mean=self.mean, generator=rng)
         cell = torch.nn.functional.pad(field[:, None], (0, 1, 0, 1), mode="circular").clamp(0, 1)
         if self.threshold is not None:
             cell = cell > self.threshold

@@ -46,11 +46,17 @@ def resnet_state(arrays: Arrays) -> dict[str, Tensor]:
 
 def _conv(arrays: Arrays, flax: str, ours: str, *, transposed: bool = False) -> dict[str, Tensor]:
     convert = _transposed_kernel if transposed else _kernel
-    return {f"{ours}.weight": convert(arrays[f"{flax}/kernel"]), f"{ours}.bias": _vector(arrays[f"{flax}/bias"])}
+    return {
+        f"{ours}.weight": convert(arrays[f"{flax}/kernel"]),
+        f"{ours}.bias": _vector(arrays[f"{flax}/bias"]),
+    }
 
 
 def _norm(arrays: Arrays, flax: str, ours: str) -> dict[str, Tensor]:
-    return {f"{ours}.weight": _vector(arrays[f"{flax}/scale"]), f"{ours}.bias": _vector(arrays[f"{flax}/bias"])}
+    return {
+        f"{ours}.weight": _vector(arrays[f"{flax}/scale"]),
+        f"{ours}.bias": _vector(arrays[f"{flax}/bias"]),
+    }
 
 
 def _vector(array: np.ndarray) -> Tensor:

@@ -1,7 +1,7 @@
 """The forward mirror map g: gradient of a strongly convex, input-convex network (paper Sec. 3.1).
 
 The potential is a convolutional network of L layers that is convex in x, because every weight that acts on a hidden
-state is non-negative and every activation is convex and non-decreasing (λ is a leaky ReLU, ⋆ a correlation on the torus):
+state is non-negative and every activation convex and non-decreasing (λ is a leaky ReLU, ⋆ a correlation on the torus):
 
     z₀ = λ(a₀),   a₀ = (Q₀ ⋆ x)² + R₀ ⋆ x + b₀
     z_l = λ(a_l),  a_l = W_l ⋆ z_{l−1} + (Q_l ⋆ x)² + R_l ⋆ x + b_l          l = 1 … L,  W_l ≥ 0
@@ -9,13 +9,14 @@ state is non-negative and every activation is convex and non-decreasing (λ is a
 
     g(x) = (1 − α) ∇P(x) + α x,   so that   ⟨g(a) − g(b), a − b⟩ ≥ α ‖a − b‖².
 
-∇P is written out, not asked of autograd. On the torus the sum over pixels of V ⋆ z is v·z with v the sums of V's kernels, so
+∇P is written out, not asked of autograd. On the torus Σ_pixels V ⋆ z = v · Σ_pixels z, v the sums of V's kernels, so
 
     δ_L = λ'(a_L) v / (width · channels),     δ_{l−1} = λ'(a_{l−1}) (W_lᵀ ⋆ δ_l),
     ∇P  = Σ_l Q_lᵀ ⋆ (2 (Q_l ⋆ x) δ_l) + R_lᵀ ⋆ δ_l.
 
 All products with x are one matrix product over k×k neighbourhoods, all products back to x another. The division by
-width · channels, and not by the number of pixels, is the published normalisation: trained weights depend on it.
+width · channels, and not by the number of pixels, is the published normalisation: trained weights depend on it. b
+enters g only through the step function λ', whose derivative is zero almost everywhere, so b is not trained.
 """
 
 import torch
@@ -59,7 +60,7 @@ class ICNN(ModelMixin, ConfigMixin):
         k = kernel_size
         self.quadratic = nn.Parameter(torch.empty((layers + 1) * filters, channels, k, k))
         self.linear = nn.Parameter(torch.empty((layers + 1) * filters, channels, k, k))
-        self.bias = nn.Parameter(torch.zeros((layers + 1) * filters))
+        self.bias = nn.Parameter(torch.zeros((layers + 1) * filters), requires_grad=False)
         self.hidden = nn.Parameter(torch.empty(layers, filters, filters, k, k))
         self.output = nn.Parameter(torch.empty(channels, filters, k, k))
         self.reset_parameters()
@@ -117,7 +118,10 @@ class ICNN(ModelMixin, ConfigMixin):
 
     def _deltas(self, states: list[Tensor], scale: float) -> Tensor:
         """[δ₀ … δ_L] side by side: (B, (L + 1) F, H, W)."""
-        above, below = states[0].new_ones(()), states[0].new_full((), self.negative_slope)  # numbers would be float32
+        above, below = (
+            states[0].new_ones(()),
+            states[0].new_full((), self.negative_slope),
+        )  # numbers would be float32
         slopes = [torch.where(a > 0, above, below) for a in states]
         deltas = [slopes[-1] * (self.output.sum((0, 2, 3)) / scale)[:, None, None]]
         for kernel, slope in zip(reversed(list(self.hidden)), reversed(slopes[:-1]), strict=True):

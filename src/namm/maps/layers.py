@@ -34,7 +34,7 @@ def circular_conv2d_transpose(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class SameConv2d(nn.Conv2d):
-    """Convolution to (H/stride, W/stride) with a choice of boundary; weights normal(0, 0.02), bias zero."""
+    """Convolution to (H/stride, W/stride) with a choice of boundary."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel_size: int, *, stride: int = 1, boundary: Boundary = "zeros"
@@ -43,7 +43,6 @@ class SameConv2d(nn.Conv2d):
         self.before = (kernel_size - stride) // 2
         self.after = kernel_size - stride - self.before
         self.boundary = boundary
-        initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, H, W) -> (B, O, H/stride, W/stride)."""
@@ -62,7 +61,6 @@ class DoublingConv2d(nn.ConvTranspose2d):
     def __init__(self, inputs: int, outputs: int, *, boundary: Boundary = "zeros") -> None:
         super().__init__(inputs, outputs, kernel_size=3, stride=2)
         self.boundary = boundary
-        initialise(self)
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         """(B, I, H, W) -> (B, O, 2H, 2W)."""
@@ -70,10 +68,3 @@ class DoublingConv2d(nn.ConvTranspose2d):
             x = circular_pad(x, 1, 0)
             return F.conv_transpose2d(x, self.weight, self.bias, 2)[..., 2:-1, 2:-1]
         return F.conv_transpose2d(x, self.weight, self.bias, 2)[..., :-1, :-1]
-
-
-def initialise(layer: nn.Conv2d | nn.ConvTranspose2d) -> None:
-    """CycleGAN's initial weights: normal(0, 0.02), no bias."""
-    nn.init.normal_(layer.weight, std=0.02)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)

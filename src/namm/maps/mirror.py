@@ -65,7 +65,7 @@ class MirrorMap(nn.Module):
                     f"{side} is a {type(network).__name__}; only {' and '.join(NETWORKS)} save themselves. "
                     "Save its state_dict with safetensors instead."
                 )
-            network.save_pretrained(Path(folder) / side)
+            network.save_pretrained(Path(folder) / side)  # type: ignore[operator]
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -77,11 +77,11 @@ class IdentityMap(nn.Module):
     """Mirror space is data space; has no weights."""
 
     def to_mirror(self, x: Tensor) -> Tensor:
-        """X itself, in float32 or better."""
+        """x itself, in float32 or better."""
         return at_least_float32(x)
 
     def to_data(self, y: Tensor) -> Tensor:
-        """Y itself, in float32 or better."""
+        """y itself, in float32 or better."""
         return at_least_float32(y)
 
 

@@ -8,6 +8,7 @@ tail, the residual addition and the activation run in float32 or better, because
 smaller than the rounding of bfloat16.
 """
 
+from itertools import pairwise
 from typing import Literal
 
 import torch.nn.functional as F
@@ -86,28 +87,17 @@ class ResNet(ModelMixin, ConfigMixin):
 
         self.head = stage(SameConv2d(channels, filters, 7, boundary=boundary), filters)
         self.down = nn.Sequential(
-            *(stage(SameConv2d(a, b, 3, stride=2, boundary=boundary), b) for a, b in zip(widths, widths[1:], strict=False))
+            *(stage(SameConv2d(a, b, 3, stride=2, boundary=boundary), b) for a, b in pairwise(widths))
         )
         self.middle = nn.Sequential(
             *(ResidualBlock(widths[-1], normalisation, dropout, boundary) for _ in range(blocks))
         )
         self.up = nn.Sequential(
-            *(
-                stage(DoublingConv2d(b, a, boundary=boundary), a)
-                for a, b in reversed(list(zip(widths, widths[1:], strict=False)))
-            )
+            *(stage(DoublingConv2d(b, a, boundary=boundary), a) for a, b in reversed(list(pairwise(widths))))
         )
         self.tail = SameConv2d(filters, channels, 7, boundary=boundary)
-        if normalisation == "none":
-            self._scale_weights()
-
-    def _scale_weights(self) -> None:
-        """Without normalisation weights of 0.02 would fade the signal out: He's scale, residual branches small, instead."""
-        for module in (*self.head, *self.down.modules(), *self.middle.modules(), *self.up.modules()):
-            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        for block in self.middle:
-            nn.init.normal_(block.conv1.weight, std=0.02)
+        if normalisation == "instance":
+            self.apply(_cyclegan_weights)  # without a norm weights this small fade the signal out: torch's own stay
 
     def forward(self, x: Tensor) -> Tensor:
         """f(x): (B, C, H, W) -> (B, C, H, W)."""
@@ -137,6 +127,14 @@ class ResNet(ModelMixin, ConfigMixin):
                 f"images of {shape[2]}×{shape[3]} are too small for a ResNet with {self.downsamplings} downsamplings; "
                 f"it needs at least {max(2 * factor, 4)} pixels a side."
             )
+
+
+def _cyclegan_weights(module: nn.Module) -> None:
+    """Normal(0, 0.02) weights, no bias."""
+    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+        nn.init.normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def _norm(width: int, normalisation: Normalisation) -> nn.Module:

@@ -1,1 +1,1 @@
-
+"""Figures and, later, reports, made from stored results."""

@@ -117,9 +117,7 @@ def crank_nicolson(u: Tensor, grid: BurgersGrid, dim: int = -1) -> Tensor:
     """Crank–Nicolson, v = u + Δt/2 (f(u) + f(v)): second order, solved to rounding for |u| ≤ `grid.max_speed`."""
     u = at_least_float32(u)
     r = u + _half_step(u, grid, dim)
-    v: Tensor = _ImplicitHalfStep.apply(
-        r, grid.advection, grid.diffusion, grid.relaxation, grid.sweeps(r.dtype), dim
-    )
+    v: Tensor = _ImplicitHalfStep.apply(r, grid.advection, grid.diffusion, grid.relaxation, grid.sweeps(r.dtype), dim)
     return v
 
 

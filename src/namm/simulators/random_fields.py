@@ -49,9 +49,7 @@ def matern_field(
 ) -> Tensor:
     """`n` Matérn processes at the points `grid` (N,): float64, (n, N)."""
     grid = grid.double()
-    covariance = matern_kernel(
-        grid[:, None] - grid[None, :], length=length, smoothness=smoothness, scale=scale
-    )
+    covariance = matern_kernel(grid[:, None] - grid[None, :], length=length, smoothness=smoothness, scale=scale)
     factor = torch.linalg.cholesky(covariance + JITTER * scale**2 * torch.eye(len(grid), dtype=grid.dtype))
     white = torch.randn(n, len(grid), generator=generator, dtype=grid.dtype)
     field: Tensor = mean + white @ factor.T

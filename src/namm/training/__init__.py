@@ -1,1 +1,4 @@
-"""Training: objectives (the paper's equations), one loop, checkpoints. Public calls: `namm.train_map`, `namm.finetune_map`."""
+"""Training: the objectives (the paper's equations), one loop, checkpoints.
+
+The public calls are `namm.train_map` and `namm.finetune_map`.
+"""

@@ -1,8 +1,8 @@
 """Checkpoints that survive a crash: one file each, complete or absent, checked when read.
 
-A checkpoint is a safetensors file; everything that is not a tensor (step, seconds, settings) is JSON in its header,
-beside a digest of the tensors. It is written to a temporary file, flushed to disk and renamed, so that a reader sees the
-whole of it or nothing; a file that is damaged later is recognised by its digest and passed over for the one before.
+A checkpoint is a safetensors file; everything that is not a tensor (step, seconds, losses) is JSON in its header,
+beside a digest of the tensors. It is written to a temporary file, flushed to disk and renamed, so that a reader sees
+the whole of it or nothing; a file that is damaged later is known by its digest and passed over for the one before.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""An exponential moving average of weights, and only that: ē ← d ē + (1 − d) θ with d = min(decay, (1 + n)/(10 + n))."""
+"""An exponential moving average of weights: ē ← d ē + (1 − d) θ with d = min(decay, (1 + n)/(10 + n)) at step n."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,10 +1,10 @@
 """The folder of one training run: whose it is, what is in it.
 
-    settings.json            what was asked for; another training never writes here
-    metrics.jsonl            one line per `log_every` steps and per validation
-    checkpoints/step-*       the last few states, complete with optimiser and averaged weights
-    milestones/step-*        averaged weights along the way
-    result.json              steps, images, compute seconds, last losses; written last
+settings.json            what was asked for; another training never writes here
+metrics.jsonl            one line per `log_every` steps and per validation
+checkpoints/step-*       the last few states, complete with optimiser and averaged weights
+milestones/step-*        averaged weights along the way
+result.json              steps, images, compute seconds, last losses; written last
 """
 
 import json
@@ -30,10 +30,13 @@ def claim(folder: Path, description: Mapping[str, Any]) -> None:
                 "choose another folder, or delete this one to start over."
             )
         return
-    foreign = [entry.name for entry in folder.iterdir() if entry.name != ".lock" and not entry.name.startswith(".settings")]
+    foreign = [
+        entry.name for entry in folder.iterdir() if entry.name != ".lock" and not entry.name.startswith(".settings")
+    ]
     if foreign:
         raise RunFolderError(
-            f"{folder} is not empty and is not one of ours (it holds {', '.join(sorted(foreign)[:3])}): choose another folder."
+            f"{folder} is not empty and is not one of ours (it holds {', '.join(sorted(foreign)[:3])}): "
+            "choose another folder."
         )
     write_json(settings, described)
 

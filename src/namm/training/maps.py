@@ -58,7 +58,8 @@ def train_map(
         settings: Budget, batch, rate, seed and the rest.
         validation: Held-out images.
         folder: Where to keep checkpoints, logs and, at the end, the maps (`folder/mirror`); see `train`.
-        floor_limit: Refuse data whose mean ℓ exceeds this fraction of their ℓ with a little noise added; None accepts any.
+        floor_limit: Refuse data whose mean ℓ exceeds this fraction of their ℓ with a little noise added; None accepts
+            any.
         progress: Show a progress bar.
     """
     _check_data(mirror, data, constraint, floor_limit)
@@ -91,12 +92,15 @@ def finetune_map(
         data: Images x (N, C, H, W), for the first cycle term.
         samples: Mirror images ỹ (M, C, H, W) that the model produced.
         validation: Held-out images and held-out samples.
-        constraint, noise, weights, settings, folder, floor_limit, progress: As in `train_map`; `weights.regulariser` is not used.
+
+    The other arguments are those of `train_map`; `weights.regulariser` is not used.
     """
     _check_data(mirror, data, constraint, floor_limit)
     check_images(samples, "samples")
     if samples.shape[1:] != data.shape[1:]:
-        raise DataError(f"samples are {tuple(samples.shape[1:])} but the data are {tuple(data.shape[1:])}: they must agree.")
+        raise DataError(
+            f"samples are {tuple(samples.shape[1:])} but the data are {tuple(data.shape[1:])}: they must agree."
+        )
     trainable = [p for p in mirror.g.parameters() if p.requires_grad]
     objective = FinetuneObjective(mirror, constraint, noise=noise, weights=weights)
     described = _describe(mirror, constraint, noise, weights, data) | {
@@ -171,7 +175,9 @@ def _check_data(mirror: MirrorMap, data: Images, constraint: Constraint, floor_l
         x = mirror.to_data(y)
     for side, shape in (("g", y.shape), ("f", x.shape)):
         if shape != one.shape:
-            raise DataError(f"{side} turns an image of {tuple(one.shape[1:])} into {tuple(shape[1:])}: it must keep the shape.")
+            raise DataError(
+                f"{side} turns an image of {tuple(one.shape[1:])} into {tuple(shape[1:])}: it must keep the shape."
+            )
 
 
 def _describe(

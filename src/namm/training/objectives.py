@@ -107,7 +107,9 @@ def identity_regulariser(g: nn.Module, x: Tensor, gx: Tensor) -> Tensor:
 def gradient_regulariser(g: nn.Module, x: Tensor, gx: Tensor) -> Tensor:
     """What the published results used: mean |∇P(x)|, read off g(x) = (1 − α) ∇P(x) + α x."""
     if not isinstance(g, ICNN):
-        raise UsageError(f"gradient_regulariser needs g to be an ICNN, not a {type(g).__name__}: use identity_regulariser.")
+        raise UsageError(
+            f"gradient_regulariser needs g to be an ICNN, not a {type(g).__name__}: use identity_regulariser."
+        )
     alpha = g.strong_convexity
     return ((gx - alpha * x) / (1 - alpha)).abs().mean()
 

@@ -1,4 +1,4 @@
-"""Being asked to stop. The first SIGTERM or Ctrl-C is remembered, so that work can be saved; a second one is immediate."""
+"""Being asked to stop: the first SIGTERM or Ctrl-C is remembered, so work can be saved; the second is immediate."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Everything a training would lose if it were killed: weights, their average, the optimiser's moments, where it stands."""
+"""What a training would lose if it were killed: weights, their average, the optimiser's moments, where it stands."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -50,7 +50,9 @@ class TrainingState:
             group, rest = name.split("/", 1)
             groups[group][rest] = tensor
         if missing := self.live.keys() ^ groups["model"].keys():
-            raise CheckpointError(f"the checkpoint is of another network: {', '.join(sorted(missing)[:3])} do not match.")
+            raise CheckpointError(
+                f"the checkpoint is of another network: {', '.join(sorted(missing)[:3])} do not match."
+            )
         self.reset(groups["model"])
         self.ema.load(groups["ema"])
         self._restore_moments(groups["optimiser"])

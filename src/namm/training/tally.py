@@ -19,8 +19,8 @@ class Tally:
         """Add the terms of one step, `weight` times."""
         self.weight += weight
         for name, value in losses.items():
-            value = value.detach().double() * weight
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            term = value.detach().double() * weight
+            self.sums[name] = self.sums[name] + term if name in self.sums else term
         loss = losses["loss"].detach()
         bad = torch.where(torch.isfinite(loss), torch.inf, float(step))
         self._first_bad = bad if self._first_bad is None else torch.minimum(self._first_bad, bad)

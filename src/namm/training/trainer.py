@@ -1,9 +1,9 @@
 """One training loop for every objective; it never loses work.
 
-Every random number of step s (order of the data, noise, dropout) is a function of (seed, s), so the state of a training is
-its step, its weights, their average and the optimiser's moments: that is what a checkpoint holds, and a run that was
-killed and started again ends with the same bits (on CPU) as one that was not. For the same reason n processes that share a
-batch see what one process would see: each draws the numbers of the whole batch and takes its slice.
+Every random number of step s (order of the data, noise, dropout) is a function of (seed, s), so the state of a
+training is its step, its weights, their average and the optimiser's moments: that is what a checkpoint holds, and a
+run that was killed and started again ends with the same bits (on CPU) as one that was not. For the same reason n
+processes that share a batch see what one process would see: each draws the whole batch's numbers and takes its slice.
 """
 
 import time
@@ -289,9 +289,7 @@ class Trainer:
 
     def _means(self, tally: Tally) -> dict[str, float]:
         """Mean of every term over the steps of the tally and over all processes."""
-        return {
-            name: float(self.accelerator.reduce(mean, reduction="mean")) for name, mean in tally.means().items()
-        }
+        return {name: float(self.accelerator.reduce(mean, reduction="mean")) for name, mean in tally.means().items()}
 
     def _anyone(self, here: bool) -> bool:
         """Whether `here` is true in any process; all of them ask at the same step."""
@@ -301,7 +299,7 @@ class Trainer:
     def _require_finite(self, tally: Tally) -> None:
         """Stop, keeping the last good checkpoint, if a loss or a weight is not a finite number."""
         bad = tally.first_bad()
-        weights = torch.stack(torch._foreach_norm(self.parameters)).sum()
+        weights = torch.stack(torch._foreach_norm(list[Tensor](self.parameters))).sum()
         if bad is None and bool(torch.isfinite(weights)):
             return
         bad = self.state.step - 1 if bad is None else bad

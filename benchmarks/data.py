@@ -1,0 +1,82 @@
+"""How long 1000 images of each dataset take to draw and store, and how much memory.
+
+The baseline, measured in the same run, draws one image at a time: the plain loop that the datasets'
+vectorised blocks replace. Its time is measured on a few images and scaled. The targets are 20 seconds and
+1 GiB (of the whole process, PyTorch included) for 1000 images on two cores.
+
+    python benchmarks/data.py [--n 1000] [--baseline-n 16]
+"""
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from namm.datasets import DATASETS, Dataset, write_store
+from namm.numerics import generator
+
+MAX_SECONDS_PER_1000 = 20.0
+MAX_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Row:
+    """One dataset's figures; `baseline` is the one-at-a-time loop, scaled to the same number of images."""
+
+    name: str
+    seconds: float
+    baseline: float
+    peak_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster than the baseline."""
+        return self.baseline / self.seconds
+
+
+def store_seconds(dataset: Dataset, n: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        write_store(Path(folder) / "data.h5", dataset, {"train": n}, quiet=True)
+        return time.perf_counter() - start
+
+
+def loop_seconds(dataset: Dataset, n: int) -> float:
+    start = time.perf_counter()
+    for i in range(n):
+        dataset.draw(1, generator(0, "baseline", i))
+    return time.perf_counter() - start
+
+
+def measure(dataset: Dataset, n: int, baseline_n: int) -> Row:
+    dataset.draw(1, generator(0))  # what a first call costs is not what an image costs
+    seconds = store_seconds(dataset, n)
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kibibytes on Linux
+    return Row(dataset.name, seconds, loop_seconds(dataset, baseline_n) * n / baseline_n, peak_bytes)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=1000, help="images per dataset")
+    parser.add_argument("--baseline-n", type=int, default=16, help="images to time the baseline on")
+    options = parser.parse_args(arguments)
+
+    rows = [measure(recipe(), options.n, options.baseline_n) for recipe in DATASETS.values()]
+    print(f"{options.n} images, drawn and written to HDF5; baseline: one image at a time, not written")
+    print(f"{'dataset':<12}{'seconds':>10}{'baseline s':>12}{'ratio':>8}{'peak MiB':>10}")
+    for row in rows:
+        figures = f"{row.seconds:>10.3f}{row.baseline:>12.2f}{row.ratio:>8.1f}{row.peak_bytes / 2**20:>10.0f}"
+        print(f"{row.name:<12}{figures}")
+    slow = [r.name for r in rows if r.seconds > MAX_SECONDS_PER_1000 * max(options.n, 1000) / 1000]
+    large = [r.name for r in rows if r.peak_bytes > MAX_BYTES]
+    for names, target in ((slow, "20 s per 1000 images"), (large, "1 GiB of memory")):
+        print(f"{target}: {'missed by ' + ', '.join(names) if names else 'met'}")
+    return 1 if slow or large else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

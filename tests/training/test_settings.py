@@ -1,0 +1,88 @@
+"""Budgets, rates and the moving average."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from namm.errors import UsageError
+from namm.training.ema import Ema
+from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("100 steps", 100), ("1e3 steps", 1000), ("1 step", 1), ("3 epochs", 19), ("0.5 epochs", 4), ("2.5 minutes", None)],
+)
+def test_budget(text, steps):
+    assert Budget.parse(text).steps(images=100, batch_size=16) == steps
+
+
+@pytest.mark.parametrize("text", ["", "100", "steps", "-3 steps", "0 steps", "1.2.3 steps", "5 hours", "1e999 steps"])
+def test_bad_budgets_are_refused(text):
+    with pytest.raises(UsageError, match="N steps"):
+        TrainSettings(budget=text)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("batch_size", 0), ("learning_rate", 0.0), ("ema_decay", 1.0), ("clip", -1.0), ("schedule", "linear"), ("keep", 0)],
+)
+def test_settings_out_of_range_are_named(setting, value):
+    with pytest.raises(UsageError, match=setting):
+        TrainSettings(**{setting: value})
+
+
+def test_warm_up_then_cosine():
+    settings = TrainSettings(learning_rate=2.0, schedule="cosine", warmup_steps=10)
+    rates = [learning_rate(settings, step, 110) for step in range(111)]
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[9] == rates[10] == pytest.approx(2.0)
+    assert rates[60] == pytest.approx(1.0)
+    assert rates[35] == pytest.approx(1 + math.cos(math.pi / 4))
+    assert rates[110] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_constant_rate():
+    settings = TrainSettings(learning_rate=2.0, warmup_steps=4)
+    assert [learning_rate(settings, step, 6) for step in range(6)] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
+
+
+@given(count=st.integers(1, 30), total=st.integers(1, 1000))
+def test_evenly_spaced_steps_end_at_the_last(count, total):
+    steps = evenly(count, total)
+    assert max(steps) == total
+    assert min(steps) >= 1
+    assert len(steps) == min(count, total)
+
+
+def test_no_milestones():
+    assert evenly(0, 10) == frozenset()
+
+
+def test_moving_average_against_the_recursion():
+    """The official code mixes the last two raw weights; a true average remembers all of them."""
+    weight, counter = torch.zeros(3), torch.tensor(0)
+    ema = Ema({"weight": weight, "counter": counter}, decay=0.9)
+    expected = 0.0
+    for n in range(200):
+        weight.copy_(torch.full((3,), math.sin(n)))
+        counter += 1
+        ema.update(n)
+        d = min(0.9, (1 + n) / (10 + n))
+        expected = d * expected + (1 - d) * math.sin(n)
+    assert torch.allclose(ema.average["weight"], torch.full((3,), expected), atol=1e-6)
+    assert ema.average["counter"] == 200
+
+
+def test_applied_average_is_taken_back():
+    weight = torch.zeros(3)
+    ema = Ema({"weight": weight}, decay=0.5)
+    weight.fill_(4.0)
+    with ema.applied():
+        assert torch.equal(weight, torch.zeros(3))
+    assert torch.equal(weight, torch.full((3,), 4.0))
+    ema.copy_to_live()
+    assert torch.equal(weight, torch.zeros(3))

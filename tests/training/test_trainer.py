@@ -1,0 +1,302 @@
+"""The loop: what it learns, what it keeps, how it stops."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from namm.errors import Interrupted, RunFolderError, TrainingError, UsageError
+from namm.files import owned
+from namm.training import checkpoint
+from namm.training.log import read_metrics
+from namm.training.objectives import Objective
+from namm.training.settings import TrainSettings
+from namm.training.trainer import train
+
+
+class Mean(Objective):
+    """Learns the mean of the data, with noise and dropout in the way; the loss has a closed-form minimum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(1, 2, 2))
+        self.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def draw(self, batch, generator):
+        return (torch.randn(batch[0].shape, generator=generator),)
+
+    def forward(self, *tensors):
+        x, z = tensors
+        if self.training:
+            self.calls += 1
+        error = nn.functional.dropout(x + 0.1 * z - self.mean, 0.1, self.training)
+        return {"loss": error.square().mean(), "size": x.abs().mean()}
+
+
+DATA = (torch.rand(64, 1, 2, 2, generator=torch.Generator().manual_seed(0)) + torch.tensor([[0.0, 1.0], [2.0, 3.0]]),)
+QUICK = TrainSettings(
+    budget="40 steps", batch_size=8, learning_rate=0.05, ema_decay=0.9, log_every=10, checkpoint_seconds=0.0
+)
+
+
+def settings(**changes) -> TrainSettings:
+    return TrainSettings(**{**QUICK.__dict__, **changes})
+
+
+def fit(objective=None, **options):
+    objective = objective or Mean()
+    options = {"settings": QUICK, "data": DATA, "progress": False} | options
+    return objective, train(objective, **options)
+
+
+def test_it_learns_and_ends_with_the_average():
+    objective, result = fit(settings=settings(budget="600 steps", schedule="cosine", batch_size=64))
+    assert torch.allclose(objective.mean, DATA[0].mean(0), atol=0.05)
+    assert not objective.training
+    assert result.steps == 600
+    assert result.images == 600 * 64
+    assert objective.calls == 600
+    assert torch.equal(objective.frozen, torch.ones(1))
+
+
+def test_moving_average_not_last_weights(tmp_path):
+    objective, _ = fit(folder=tmp_path)
+    last = checkpoint.read(sorted((tmp_path / "checkpoints").glob("*"))[-1])
+    assert torch.equal(objective.mean, last.tensors["ema/mean"])
+    assert not torch.equal(objective.mean, last.tensors["model/mean"])
+
+
+def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
+    weights = {}
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        fit(folder=tmp_path / name, settings=settings(seed=seed, log_every=1))
+        newest = sorted((tmp_path / name / "checkpoints").glob("*"))[-1]
+        content = checkpoint.read(newest)
+        weights[name] = {key: tensor for key, tensor in content.tensors.items()}
+    assert all(torch.equal(weights["a"][key], weights["b"][key]) for key in weights["a"])
+    assert not torch.equal(weights["a"]["model/mean"], weights["c"]["model/mean"])
+
+
+def test_global_random_state_is_left_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    fit()
+    assert torch.equal(torch.rand(3), expected)
+
+
+class StopsAt(Mean):
+    """Sends this process a signal in the middle of a given step."""
+
+    def __init__(self, step: int, number: int = signal.SIGTERM) -> None:
+        super().__init__()
+        self.step, self.number = step, number
+
+    def forward(self, *tensors):
+        losses = super().forward(*tensors)
+        if self.calls == self.step:
+            os.kill(os.getpid(), self.number)
+        return losses
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops_and_the_same_call_goes_on_to_the_same_bits(tmp_path, number):
+    plain, _ = fit()
+    lazy = settings(checkpoint_seconds=1000.0)
+    with pytest.raises(Interrupted, match="step 17 of 40"):
+        fit(StopsAt(17, number), folder=tmp_path, settings=lazy)
+    assert checkpoint.CheckpointFolder(tmp_path / "checkpoints").latest().facts["step"] == 17
+    resumed, result = fit(folder=tmp_path, settings=lazy)
+    assert torch.equal(resumed.mean, plain.mean)
+    assert result.steps == 40
+    steps = [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert steps == [10, 20, 30, 40]
+
+
+def test_signal_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    fit()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_training_works_outside_the_main_thread():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(fit()[1]))
+    thread.start()
+    thread.join()
+    assert results[0].steps == 40
+
+
+def test_a_finished_training_is_read_back_not_repeated(tmp_path):
+    first, result = fit(folder=tmp_path)
+    again, read_back = fit(folder=tmp_path)
+    assert torch.equal(first.mean, again.mean)
+    assert read_back == result
+    assert again.calls == 40  # the counter came with the weights: no forward pass was made
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 40
+
+
+def test_truncated_newest_checkpoint_gives_the_same_result_from_the_one_before(tmp_path):
+    plain, _ = fit()
+    with pytest.raises(Interrupted):
+        fit(StopsAt(20), folder=tmp_path)
+    newest = sorted((tmp_path / "checkpoints").glob("*"))[-1]
+    newest.write_bytes(newest.read_bytes()[:200])
+    with pytest.warns(UserWarning, match="step-000000020.*Going back"):
+        resumed, _ = fit(folder=tmp_path)
+    assert torch.equal(resumed.mean, plain.mean)
+
+
+class BecomesNaN(Mean):
+    def forward(self, *tensors):
+        losses = super().forward(*tensors)
+        return losses if self.calls != 13 else {name: value * torch.nan for name, value in losses.items()}
+
+
+def test_nan_stops_with_the_last_good_checkpoint_and_the_batch(tmp_path):
+    with pytest.raises(TrainingError, match=r"step 12\. Its batch: \(8, 1, 2, 2\), min .* max .* values not finite"):
+        fit(BecomesNaN(), folder=tmp_path)
+    found = checkpoint.CheckpointFolder(tmp_path / "checkpoints").latest()
+    assert found.facts["step"] == 12
+    assert all(torch.isfinite(tensor).all() for tensor in found.tensors.values())
+
+
+def test_nan_is_noticed_at_the_next_line_without_a_folder():
+    with pytest.raises(TrainingError, match="step 12"):
+        fit(BecomesNaN(), settings=settings(log_every=20))
+
+
+def test_metrics_validation_and_milestones(tmp_path):
+    _, result = fit(folder=tmp_path, validation=(DATA[0][:20],), settings=settings(validations=2, milestones=4))
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [10, 20, 30, 40]
+    assert [line["step"] for line in lines if "val/loss" in line] == [20, 40]
+    assert all(line["images_per_second"] > 0 for line in lines)
+    assert lines[-1]["seconds"] == result.compute_seconds
+    assert result.losses["val/loss"] == lines[-1]["val/loss"]
+    snapshots = sorted((tmp_path / "milestones").glob("*"))
+    assert [path.stem for path in snapshots] == [f"step-{step:09d}" for step in (10, 20, 30, 40)]
+    last = checkpoint.read(snapshots[-1])
+    assert torch.equal(last.tensors["mean"], checkpoint.read(sorted((tmp_path / "checkpoints").glob("*"))[-1]).tensors["ema/mean"])
+    assert list(tmp_path.rglob("events.out.tfevents*"))
+
+
+def test_validation_uses_the_average_and_evaluation_mode():
+    """The validation loss of the last step equals the loss of the returned, averaged objective without dropout."""
+    from namm.numerics import generator
+
+    objective, result = fit(validation=(DATA[0][:8],), settings=settings(validations=1))
+    z = torch.randn(8, 1, 2, 2, generator=generator(0, "validation", 0))
+    assert result.losses["val/loss"] == pytest.approx(objective(DATA[0][:8], z)["loss"].item(), rel=1e-6)
+
+
+def test_minutes_become_a_number_of_steps_once(tmp_path):
+    timed = settings(budget="0.005 minutes", log_every=1000)
+    objective, result = fit(folder=tmp_path, settings=timed)
+    assert objective.calls == result.steps  # the trial steps were undone, the counter among them
+    assert result.steps > 1
+    first = checkpoint.read(sorted((tmp_path / "checkpoints").glob("*"))[0])
+    assert first.facts["total"] == result.steps
+    _, again = fit(folder=tmp_path, settings=timed)
+    assert again.steps == result.steps
+
+
+def test_time_trial_changes_nothing(tmp_path):
+    """Weights after n steps are those of a run whose budget is n steps."""
+    timed, result = fit(settings=settings(budget="0.002 minutes"))
+    counted, _ = fit(settings=settings(budget=f"{result.steps} steps"))
+    assert torch.equal(timed.mean, counted.mean)
+
+
+def test_compute_time_leaves_out_validation_and_saving(tmp_path):
+    class Slow(Mean):
+        def forward(self, *tensors):
+            if not self.training:
+                time.sleep(0.05)
+            return super().forward(*tensors)
+
+    start = time.perf_counter()
+    _, result = fit(Slow(), folder=tmp_path, validation=DATA, settings=settings(validations=10))
+    assert time.perf_counter() - start > 10 * 8 * 0.05
+    assert result.compute_seconds < 10 * 8 * 0.05
+
+
+def test_gradient_clipping():
+    class Steep(Mean):
+        def forward(self, *tensors):
+            return {name: 1e6 * value for name, value in super().forward(*tensors).items()}
+
+    seen = []
+    objective = Steep()
+    objective.mean.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.norm().item()))
+    clipped = []
+    _, _ = fit(objective, settings=settings(clip=0.5, budget="3 steps"), after_step=lambda: clipped.append(objective.mean.grad.norm().item()))
+    assert min(seen) > 0.5
+    assert clipped == pytest.approx([0.5] * 3, rel=1e-4)
+
+
+def test_compiled_training_equals_eager():
+    torch.compiler.reset()
+    eager, _ = fit(settings=settings(budget="5 steps"))
+
+    class NoCounter(Mean):
+        def forward(self, *tensors):
+            x, z = tensors
+            return {"loss": (x + 0.1 * z - self.mean).square().mean()}
+
+    plain, _ = fit(NoCounter(), settings=settings(budget="5 steps"))
+    compiled, _ = fit(NoCounter(), settings=settings(budget="5 steps", compile=True))
+    assert torch.allclose(compiled.mean, plain.mean, rtol=1e-5)
+    assert not torch.equal(plain.mean, eager.mean)  # dropout made a difference there
+
+
+# Folders
+
+
+def test_other_settings_are_refused(tmp_path):
+    fit(folder=tmp_path)
+    with pytest.raises(RunFolderError, match=r"other settings \(settings.learning_rate: 0.05 -> 0.1\)"):
+        fit(folder=tmp_path, settings=settings(learning_rate=0.1))
+
+
+def test_a_foreign_folder_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("chapter 1")
+    with pytest.raises(RunFolderError, match=r"not one of ours \(it holds thesis.tex\)"):
+        fit(folder=tmp_path)
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="not written by a training of namm"):
+        fit(folder=tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "chapter 1"
+
+
+def test_an_unwritable_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        fit(folder=tmp_path / "file" / "run")
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    with owned(tmp_path), pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}"):
+        fit(folder=tmp_path)
+    fit(folder=tmp_path)
+
+
+def test_nothing_to_train():
+    objective = Mean()
+    objective.requires_grad_(False)
+    with pytest.raises(TrainingError, match="nothing to train"):
+        fit(objective)
+
+
+def test_a_batch_that_cannot_be_shared(monkeypatch):
+    monkeypatch.setattr("accelerate.Accelerator.num_processes", 3)
+    with pytest.raises(UsageError, match="batch_size 8 cannot be shared by 3 processes"):
+        fit()
+
+
