@@ -14,7 +14,14 @@ from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
 
 @pytest.mark.parametrize(
     ("text", "steps"),
-    [("100 steps", 100), ("1e3 steps", 1000), ("1 step", 1), ("3 epochs", 19), ("0.5 epochs", 4), ("2.5 minutes", None)],
+    [
+        ("100 steps", 100),
+        ("1e3 steps", 1000),
+        ("1 step", 1),
+        ("3 epochs", 19),
+        ("0.5 epochs", 4),
+        ("2.5 minutes", None),
+    ],
 )
 def test_budget(text, steps):
     assert Budget.parse(text).steps(images=100, batch_size=16) == steps
@@ -28,7 +35,14 @@ def test_bad_budgets_are_refused(text):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("batch_size", 0), ("learning_rate", 0.0), ("ema_decay", 1.0), ("clip", -1.0), ("schedule", "linear"), ("keep", 0)],
+    [
+        ("batch_size", 0),
+        ("learning_rate", 0.0),
+        ("ema_decay", 1.0),
+        ("clip", -1.0),
+        ("schedule", "linear"),
+        ("keep", 0),
+    ],
 )
 def test_settings_out_of_range_are_named(setting, value):
     with pytest.raises(UsageError, match=setting):

@@ -78,7 +78,7 @@ def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
         fit(folder=tmp_path / name, settings=settings(seed=seed, log_every=1))
         newest = sorted((tmp_path / name / "checkpoints").glob("*"))[-1]
         content = checkpoint.read(newest)
-        weights[name] = {key: tensor for key, tensor in content.tensors.items()}
+        weights[name] = dict(content.tensors)
     assert all(torch.equal(weights["a"][key], weights["b"][key]) for key in weights["a"])
     assert not torch.equal(weights["a"]["model/mean"], weights["c"]["model/mean"])
 
@@ -183,7 +183,9 @@ def test_metrics_validation_and_milestones(tmp_path):
     snapshots = sorted((tmp_path / "milestones").glob("*"))
     assert [path.stem for path in snapshots] == [f"step-{step:09d}" for step in (10, 20, 30, 40)]
     last = checkpoint.read(snapshots[-1])
-    assert torch.equal(last.tensors["mean"], checkpoint.read(sorted((tmp_path / "checkpoints").glob("*"))[-1]).tensors["ema/mean"])
+    assert torch.equal(
+        last.tensors["mean"], checkpoint.read(sorted((tmp_path / "checkpoints").glob("*"))[-1]).tensors["ema/mean"]
+    )
     assert list(tmp_path.rglob("events.out.tfevents*"))
 
 
@@ -236,7 +238,11 @@ def test_gradient_clipping():
     objective = Steep()
     objective.mean.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.norm().item()))
     clipped = []
-    _, _ = fit(objective, settings=settings(clip=0.5, budget="3 steps"), after_step=lambda: clipped.append(objective.mean.grad.norm().item()))
+    _, _ = fit(
+        objective,
+        settings=settings(clip=0.5, budget="3 steps"),
+        after_step=lambda: clipped.append(objective.mean.grad.norm().item()),
+    )
     assert min(seen) > 0.5
     assert clipped == pytest.approx([0.5] * 3, rel=1e-4)
 
@@ -298,5 +304,3 @@ def test_a_batch_that_cannot_be_shared(monkeypatch):
     monkeypatch.setattr("accelerate.Accelerator.num_processes", 3)
     with pytest.raises(UsageError, match="batch_size 8 cannot be shared by 3 processes"):
         fit()
-
-

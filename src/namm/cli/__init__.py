@@ -13,6 +13,11 @@ from namm.errors import NammError
 
 COMMANDS = {
     "demo": "learn a mirror map on a CPU and show that the rule is kept",
+    "run": "run an experiment, stage by stage, in a folder that remembers what is done",
+    "list": "show the runs in a folder",
+    "status": "show the stages of a run",
+    "data": "draw a dataset into an HDF5 file",
+    "check": "measure a rule on images and show the worst of them",
 }
 
 

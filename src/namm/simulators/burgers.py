@@ -11,13 +11,15 @@ With a = Δt/4Δx and b = νΔt/2Δx², G(u) = Δt/2·f(u) = −a u(u₊ − u�
 
     v_i = T(v)_i = (r_i + b(v₊ + v₋)) / (1 + 2b + a(v₊ − v₋)),
 
-so a sweep is one elementwise pass. Linearised about a state of speed at most U, T's error propagator has its spectrum
-in the ellipse with semi-axes p = 2b/(1+2b) (diffusion, real) and s = 2aU/(1+2b) (advection, imaginary). Second-order
+so a sweep is one elementwise pass. Linearised about a state of speed at most c, T's error propagator has its spectrum
+in the ellipse with semi-axes p = 2b/(1+2b) (diffusion, real) and s = 2ac/(1+2b) (advection, imaginary). Second-order
 (Chebyshev) relaxation v_{k+1} = v_{k−1} + ω(T(v_k) − v_{k−1}) is optimal for that ellipse and contracts at
 
     q = (p + s)/(1 + √(1 + s² − p²)) < 1  for every Δt, Δx and ν,    ω = 2/(1 + √(1 + s² − p²)),
 
-which fixes the number of sweeps beforehand: no test of convergence, nothing that a compiler has to break at.
+which fixes the number of sweeps beforehand: no test of convergence, nothing that a compiler has to break at. With
+c twice the largest |u| of the data the count also covers what the linearisation leaves out: fronts that shrink the
+denominator, and rough states that grow between two columns.
 
 **Differentiating.** With J = I − G'(v) the gradient is λ = J⁻ᵀ ∂ℓ/∂v, found by the same relaxation on the transposed
 (linear) rows. Memory is one state per step, whatever the number of sweeps.
@@ -34,6 +36,8 @@ from torch import Tensor
 from namm.errors import UsageError
 from namm.numerics import at_least_float32
 
+MAX_SWEEPS = 1000
+
 
 @dataclass(frozen=True)
 class BurgersGrid:
@@ -44,7 +48,7 @@ class BurgersGrid:
             reversing space and changing Δx's sign are the same thing.
         dt: Time step Δt of one inner step.
         nu: Viscosity ν.
-        max_speed: U, the largest |u| for which Crank–Nicolson must converge fully. A larger U costs more sweeps.
+        max_speed: The data's largest |u|, for which Crank–Nicolson must converge fully. A larger one costs sweeps.
     """
 
     dx: float
@@ -53,8 +57,11 @@ class BurgersGrid:
     max_speed: float = 1.5
 
     def __post_init__(self) -> None:
-        if not (self.dx != 0 and self.dt > 0 and self.nu >= 0 and self.max_speed >= 0):
-            raise UsageError(f"{self}: dx must not be 0, dt must be positive, nu and max_speed not negative.")
+        sizes_make_sense = 0 < abs(self.dx) < math.inf and 0 < self.dt < math.inf
+        if not (sizes_make_sense and 0 <= self.nu < math.inf and 0 < self.max_speed < math.inf):
+            raise UsageError(
+                f"{self}: dx must not be 0, dt and max_speed must be positive, nu not negative, all finite."
+            )
 
     @property
     def advection(self) -> float:
@@ -67,6 +74,11 @@ class BurgersGrid:
         return self.nu * self.dt / (2 * self.dx * self.dx)
 
     @property
+    def covered_speed(self) -> float:
+        """Speed c that the sweeps are tuned for."""
+        return 2 * self.max_speed
+
+    @property
     def relaxation(self) -> float:
         """Chebyshev's ω."""
         return 2 / (1 + self._root)
@@ -77,16 +89,23 @@ class BurgersGrid:
         return sum(self._axes) / (1 + self._root)
 
     def sweeps(self, dtype: torch.dtype) -> int:
-        """Sweeps that leave nothing but `dtype`'s rounding; two more than qᵏ ≤ ε asks pay for the start."""
-        if self.contraction == 0:
-            return 1
-        return math.ceil(math.log(torch.finfo(dtype).eps) / math.log(self.contraction)) + 2
+        """Sweeps that leave nothing but `dtype`'s rounding: qᵏ ≤ ε, and one more for the plain first sweep.
+
+        Raises:
+            UsageError: More than `MAX_SWEEPS` would be needed, so Δt is out of all proportion to Δx.
+        """
+        if self.contraction ** (MAX_SWEEPS - 1) > torch.finfo(dtype).eps:
+            raise UsageError(
+                f"{self}: a Crank–Nicolson step would take more than {MAX_SWEEPS} sweeps, because u crosses "
+                f"{self.max_speed * self.dt / abs(self.dx):.3g} grid cells in one dt. Use a smaller dt."
+            )
+        return math.ceil(math.log(torch.finfo(dtype).eps) / math.log(self.contraction)) + 1
 
     @property
     def _axes(self) -> tuple[float, float]:
-        """The ellipse's semi-axes p (diffusion) and s (advection at speed U)."""
+        """The ellipse's semi-axes p (diffusion) and s (advection at speed c)."""
         centre = 1 + 2 * self.diffusion
-        return 2 * self.diffusion / centre, 2 * abs(self.advection) * self.max_speed / centre
+        return 2 * self.diffusion / centre, 2 * abs(self.advection) * self.covered_speed / centre
 
     @property
     def _root(self) -> float:
@@ -117,7 +136,7 @@ def crank_nicolson(u: Tensor, grid: BurgersGrid, dim: int = -1) -> Tensor:
     """Crank–Nicolson, v = u + Δt/2 (f(u) + f(v)): second order, solved to rounding for |u| ≤ `grid.max_speed`."""
     u = at_least_float32(u)
     r = u + _half_step(u, grid, dim)
-    v: Tensor = _ImplicitHalfStep.apply(r, grid.advection, grid.diffusion, grid.relaxation, grid.sweeps(r.dtype), dim)
+    v: Tensor = _ImplicitHalfStep.apply(r, grid, dim)
     return v
 
 
@@ -148,25 +167,25 @@ def _neighbours(u: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def _half_step(u: Tensor, grid: BurgersGrid, dim: int) -> Tensor:
     """G(u) = Δt/2·f(u)."""
     right, left = _neighbours(u, dim)
-    return grid.diffusion * (right - 2 * u + left) - grid.advection * u * (right - left)
+    return grid.diffusion * (right + left - 2 * u) - grid.advection * u * (right - left)
 
 
-def _relax(sweep: Callable[[Tensor], Tensor], start: Tensor, omega: float, sweeps: int) -> Tensor:
+def _relax(sweep: Callable[[Tensor], Tensor], start: Tensor, grid: BurgersGrid) -> Tensor:
     """Fixed point of `sweep` by second-order relaxation."""
     before, now = start, sweep(start)
-    for _ in range(sweeps - 1):
-        before, now = now, before + omega * (sweep(now) - before)
+    for _ in range(grid.sweeps(start.dtype) - 1):
+        before, now = now, torch.lerp(before, sweep(now), grid.relaxation)
     return now
 
 
-def _diagonal(right: Tensor, left: Tensor, a: float, b: float) -> Tensor:
+def _diagonal(right: Tensor, left: Tensor, grid: BurgersGrid) -> Tensor:
     """J's diagonal 1 + 2b + a(v₊ − v₋), kept at or above half its resting value.
 
-    Only a front so steep that it would break within the step (Δt·u_x < −1) is held, where the equation has no
-    meaningful solution: there the sweeps then stay as tame as Euler's instead of dividing by zero.
+    What is held is a front so steep that it would break within the step (Δt·u_x < −1), where the equation has no
+    sensible solution: the sweeps then stay about as tame as Euler's instead of dividing by zero.
     """
-    centre = 1 + 2 * b
-    return (centre + a * (right - left)).clamp(min=centre / 2)
+    centre = 1 + 2 * grid.diffusion
+    return (centre + grid.advection * (right - left)).clamp(min=centre / 2)
 
 
 class _ImplicitHalfStep(torch.autograd.Function):
@@ -175,29 +194,31 @@ class _ImplicitHalfStep(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(r: Tensor, a: float, b: float, omega: float, sweeps: int, dim: int) -> Tensor:
+    def forward(r: Tensor, grid: BurgersGrid, dim: int) -> Tensor:
         def sweep(v: Tensor) -> Tensor:
             right, left = _neighbours(v, dim)
-            return (r + b * (right + left)) / _diagonal(right, left, a, b)
+            return (r + grid.diffusion * (right + left)) / _diagonal(right, left, grid)
 
-        return _relax(sweep, r, omega, sweeps)
+        return _relax(sweep, r, grid)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, BurgersGrid, int], output: Tensor) -> None:
         ctx.save_for_backward(output)
-        ctx.settings = inputs[1:]
+        _, ctx.grid, ctx.dim = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        (v,) = ctx.saved_tensors
-        a, b, omega, sweeps, dim = ctx.settings
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grid, dim = ctx.grid, ctx.dim
+        a, b = grid.advection, grid.diffusion
+        # Faster states lie outside the ellipse: held at its edge, their gradient is rough but cannot explode.
+        v = ctx.saved_tensors[0].clamp(-grid.covered_speed, grid.covered_speed)
         right, left = _neighbours(v, dim)
-        scale = 1 / _diagonal(right, left, a, b)
-        # Row i of Jᵀ holds column i of J: its neighbours' coefficients, −b − a v₊ and −b + a v₋.
+        scale = 1 / _diagonal(right, left, grid)
+        # Row i of Jᵀ is column i of J: the neighbours' own coefficients −b − a v₊ and −b + a v₋.
         from_right, from_left, source = scale * (b + a * right), scale * (b - a * left), scale * grad
 
         def sweep(adjoint: Tensor) -> Tensor:
             after, before = _neighbours(adjoint, dim)
             return source + from_right * after + from_left * before
 
-        return _relax(sweep, source, omega, sweeps), None, None, None, None, None
+        return _relax(sweep, source, grid), None, None

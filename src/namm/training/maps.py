@@ -136,8 +136,10 @@ def _train(
         title=title,
         progress=progress,
     )
-    if folder is not None and PartialState().is_main_process:
+    processes = PartialState()
+    if folder is not None and processes.is_main_process:
         _save(mirror, Path(folder) / "mirror")
+    processes.wait_for_everyone()
     return result
 
 

@@ -1,0 +1,38 @@
+"""Your own rule on your own data: charge densities of three kinds of ions, neutral in sum at every pixel.
+
+Run it: python examples/own_constraint.py
+"""
+
+import torch
+import torch.nn.functional as F
+
+import namm
+from namm.maps import ICNN, ResNet
+from namm.training.objectives import Weights
+from namm.training.settings import TrainSettings
+
+
+@namm.constraint
+def neutral(x: torch.Tensor) -> torch.Tensor:
+    """ℓ(x): mean over pixels of |sum of the channels|, (B, 3, H, W) -> (B,)."""
+    return x.sum(1).abs().mean((1, 2))
+
+
+def main(steps: int = 300) -> tuple[float, float]:
+    """Learn a map for the rule; return mean ℓ of images with noise added, and with that noise added in mirror space."""
+    smooth = F.interpolate(torch.randn(512, 3, 4, 4), size=16, mode="bicubic")
+    images = 0.5 * (smooth - smooth.mean(1, keepdim=True))
+    print(neutral.check(images))
+    f = ResNet(channels=3, filters=8, blocks=2, normalisation="none", dropout=0.0, skip=True, activation="none")
+    mirror = namm.MirrorMap(ICNN(channels=3, layers=1, filters=8), f)
+    settings = TrainSettings(budget=f"{steps} steps", learning_rate=2e-3, schedule="cosine", ema_decay=0.98)
+    namm.train_map(mirror, images[:448], neutral, weights=Weights(constraint=5.0), settings=settings)
+    x, noise = images[448:], 0.1 * torch.randn(64, 3, 16, 16)
+    with torch.no_grad():
+        direct, mirrored = neutral(x + noise).mean(), neutral(mirror.to_data(mirror.to_mirror(x) + noise)).mean()
+    print(f"mean ℓ with noise added: {direct:.4f}; with the same noise added in mirror space: {mirrored:.4f}")
+    return direct.item(), mirrored.item()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""`namm data`: draw a dataset into an HDF5 file."""
+
+import sys
+from pathlib import Path
+
+from namm.cli.options import HELP, parse, pick, take_name
+from namm.errors import UsageError
+from namm.experiments.data_settings import BurgersData, Data, PeriodicData
+from namm.experiments.presets import require_name
+
+DATASETS: dict[str, type[Data]] = {"burgers": BurgersData, "unit-cells": PeriodicData, "periodic": PeriodicData}
+"""What can be drawn; `periodic` is the experiment's name for unit cells."""
+
+
+def usage() -> str:
+    """The help text that needs no dataset."""
+    return "\n".join(
+        [
+            "usage: namm data NAME [--out FILE] [--n-train N] [--n-val N] [--n-test N] [--seed N] [--SETTING VALUE]",
+            "",
+            "Draw a dataset into an HDF5 file with the splits train, val and test. Interrupted, it goes on where it",
+            "stopped; a complete file of the same settings is left alone, one of others is never overwritten.",
+            "",
+            f"  NAME        {', '.join(DATASETS)} (periodic is another name of unit-cells)",
+            "  --out FILE  where to write (default: NAME.h5)",
+            "  --SETTING   sizes, seed and every generating parameter; `namm data NAME --help` lists them",
+        ]
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Draw a dataset."""
+    own, rest = pick(arguments, ("out",))
+    name, rest = take_name(rest)
+    if name is None:
+        if not arguments or set(rest) & set(HELP):
+            print(usage())
+            return 0 if arguments else 2
+        raise UsageError(f"which dataset? Its name comes first: namm data {'|'.join(DATASETS)}.")
+    kind = DATASETS[require_name(name, DATASETS, "dataset")]
+    data = parse(kind, rest, prog=f"namm data {name}", description=f"Draw the dataset {name}.")
+    if isinstance(data, int):
+        return data
+    path = Path(own.get("out", f"{name}.h5"))
+
+    from namm.datasets import write_store
+    from namm.experiments.build import dataset
+
+    recipe = dataset(data)
+    there = path.exists()
+    write_store(path, recipe, data.sizes, seed=data.seed, quiet=not sys.stdout.isatty())
+    counts = ", ".join(f"{n} {split}" for split, n in data.sizes.items())
+    shape = "×".join(map(str, recipe.shape))
+    print(
+        f"{path} {'already holds' if there else 'holds'} {counts} images of {shape} ({recipe.name}, seed {data.seed})"
+    )
+    return 0

@@ -1,0 +1,75 @@
+"""What the commands share in reading their arguments. Imports neither torch nor tyro until it must.
+
+Commands whose options depend on a name are read in two passes: the name and the command's own options are picked out of
+the list first, and what is left goes to tyro, which knows every field of the settings of that name.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from namm.errors import UsageError
+
+T = TypeVar("T")
+
+HELP = ("-h", "--help")
+
+
+def pick(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Values of the options `--name VALUE` or `--name=VALUE` for the given names, and all other arguments."""
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    queue = list(arguments)
+    while queue:
+        argument = queue.pop(0)
+        option, equals, value = argument.partition("=")
+        if option.removeprefix("--") not in names or not option.startswith("--"):
+            rest.append(argument)
+            continue
+        if not equals:
+            if not queue or queue[0].startswith("--"):
+                raise UsageError(f"{option} needs a value: `{option} VALUE`.")
+            value = queue.pop(0)
+        if option.removeprefix("--") in found:
+            raise UsageError(f"{option} is given twice.")
+        found[option.removeprefix("--")] = value
+    return found, rest
+
+
+def take_name(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The first argument, where it is not an option, and the others."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    return None, arguments
+
+
+def refuse_near_misses(arguments: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse an option that is almost one of `names`, where all others have a dot in them."""
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if not option.startswith("--") or "." in option or option in HELP:
+            continue
+        close = difflib.get_close_matches(option.removeprefix("--"), names, n=1)
+        hint = f" Did you mean --{close[0]}?" if close else " Settings are named like --map.train.budget."
+        raise UsageError(f"there is no option {option}.{hint}")
+
+
+def refuse_more(arguments: Sequence[str], usage: str) -> None:
+    """Refuse anything where nothing more is expected."""
+    if arguments:
+        raise UsageError(f"{arguments[0]!r} is not understood here. Usage: {usage}")
+
+
+def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: str = "", **options: Any) -> T | int:
+    """An object of `kind` from the arguments; an exit code where tyro answered them itself (help, mistakes)."""
+    import tyro
+
+    try:
+        return tyro.cli(kind, args=list(arguments), prog=prog, description=description or None, **options)
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 1
+    except BrokenPipeError:  # the help text went to a program that has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,51 @@
+"""`namm status`: the stages of a run, what state each is in and what it found."""
+
+from pathlib import Path
+
+from namm.cli.options import HELP, refuse_more
+from namm.errors import UsageError
+
+USAGE = "namm status RUN"
+COLOURS = {"complete": "green", "partial": "yellow", "stale": "magenta", "aside": "dim", "not there yet": "dim"}
+
+
+def main(arguments: list[str]) -> int:
+    """Show the stages of a run."""
+    if set(arguments) & set(HELP) or not arguments:
+        print(
+            f"usage: {USAGE}\n\nShow the stages of a run (its folder, or its name in `runs`).\n\n"
+            "  complete       done, with the settings in settings.yaml\n"
+            "  partial        begun; `namm run` goes on with it\n"
+            "  stale          made with other settings than settings.yaml has now\n"
+            "  aside          made with earlier settings and kept; it comes back when they do\n"
+            "  not there yet  not begun"
+        )
+        return 0 if arguments else 2
+    refuse_more(arguments[1:], USAGE)
+    _show(find_run(arguments[0]))
+    return 0
+
+
+def find_run(name: str) -> Path:
+    """The folder of a run from its path, or from its name in `runs`."""
+    from namm.experiments.folder import RUN
+
+    for folder in (Path(name), Path("runs") / name):
+        if (folder / RUN).exists():
+            return folder
+    raise UsageError(f"there is no run {name!r}, neither as a folder nor in runs; `namm list` shows what there is.")
+
+
+def _show(run: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from namm.experiments.status import describe_run, stage_states
+
+    about = describe_run(run)
+    title = f"{run}: {about.experiment}, preset {about.preset}{', changed' if about.changed else ''}"
+    table = Table("stage", "state", "seconds", "results", title=title, title_justify="left")
+    for row in stage_states(run):
+        seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
+        table.add_row(row.folder, f"[{COLOURS[row.state]}]{row.state}[/]", seconds, row.results)
+    Console().print(table)

@@ -1,0 +1,244 @@
+"""The numbers of the data and of the rule they obey, as plain values; imports no torch.
+
+The rule is not a setting of its own. It is derived from the data's (`data.rule`), so that data and rule agree by
+construction: whoever changes Δt changes it for the simulator and for ℓ.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from namm.errors import UsageError
+
+# The rules
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The numbers of a constraint."""
+
+
+@dataclass(frozen=True)
+class FluxRule(Rule):
+    """All pixels add up to `total`."""
+
+    total: float = 120.0
+    """Sum of all pixels."""
+
+
+@dataclass(frozen=True)
+class BurgersRule(Rule):
+    """Every column follows from the one before by Burgers' equation."""
+
+    dt: float = 0.025
+    """Inner time step Δt."""
+    inner_steps: int = 5
+    """Inner steps between neighbouring columns."""
+    nu: float = 0.05
+    """Viscosity ν."""
+    length: float = 10.0
+    """Distance between the first and the last grid point."""
+    flipped: bool = True
+    """Whether row 0 is the largest x."""
+    step: Literal["crank-nicolson", "euler"] = "crank-nicolson"
+    """The scheme that the images must follow."""
+
+
+@dataclass(frozen=True)
+class DivergenceRule(Rule):
+    """The velocity's divergence on the staggered grid is zero."""
+
+    extent: float = 2 * math.pi
+    """Side of the periodic domain."""
+    size: int = 64
+    """Grid points along a side of one state; an image holds several states side by side."""
+
+
+@dataclass(frozen=True)
+class PeriodicRule(Rule):
+    """The image is copies of one unit cell."""
+
+    tiles: int = 2
+    """Copies along a side."""
+    across: int | None = None
+    """Copies from left to right, where that is another number than from top to bottom."""
+
+
+@dataclass(frozen=True)
+class CountRule(Rule):
+    """A counting network sees `count` objects."""
+
+    count: int = 8
+    """Objects in an image."""
+    counter_spread: int = 2
+    """The counter learns from images with `count` − this to `count` + this objects."""
+    counter_images: int = 10_000
+    """Its training images per number of objects."""
+    counter_seed: int = 0
+    """Seed of its data and training."""
+
+
+# The data
+
+
+@dataclass(frozen=True)
+class Data(ABC):
+    """How many images, and what they are drawn from."""
+
+    n_train: int = 10_000
+    """Images to train on."""
+    n_val: int = 1000
+    """Held-out images to watch the training with."""
+    n_test: int = 10_000
+    """Held-out images to evaluate with."""
+    seed: int = 0
+    """Image i of a split depends on this seed, the split and i alone."""
+
+    def __post_init__(self) -> None:
+        for name, n in self.sizes.items():
+            if n < 0:
+                raise UsageError(f"n_{name} must be 0 or more, not {n}.")
+        if not any(self.sizes.values()):
+            raise UsageError("n_train, n_val and n_test are all 0: ask for some images.")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Images per split."""
+        return {"train": self.n_train, "val": self.n_val, "test": self.n_test}
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What shapes an image besides the seed."""
+        common = {f.name for f in fields(Data)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in common}
+
+    @property
+    @abstractmethod
+    def rule(self) -> Rule:
+        """The rule that these data obey."""
+
+
+@dataclass(frozen=True)
+class FluxData(Data):
+    """Images of black holes, scaled to one total brightness."""
+
+    size: int = 64
+    """Pixels along a side."""
+    total: float = 120.0
+    """Sum of all pixels."""
+
+    @property
+    def rule(self) -> FluxRule:
+        """The same total."""
+        return FluxRule(total=self.total)
+
+
+@dataclass(frozen=True)
+class BurgersData(Data):
+    """Trajectories of Burgers' equation: rows are space, columns time."""
+
+    size: int = 64
+    """Grid points, and columns."""
+    dt: float = 0.025
+    """Inner time step Δt."""
+    inner_steps: int = 5
+    """Inner steps between neighbouring columns."""
+    nu: float = 0.05
+    """Viscosity ν."""
+    length: float = 10.0
+    """Distance between the first and the last grid point."""
+    correlation_length: float = 0.2
+    """Of the initial states, on [−1, 1]."""
+    flipped: bool = True
+    """Whether row 0 is the largest x, as in the paper's images."""
+
+    @property
+    def rule(self) -> BurgersRule:
+        """The same equation, grid and orientation."""
+        return BurgersRule(
+            dt=self.dt, inner_steps=self.inner_steps, nu=self.nu, length=self.length, flipped=self.flipped
+        )
+
+
+@dataclass(frozen=True)
+class DivergenceData(Data):
+    """Kolmogorov flow on [0, 2π]²: `rows` × `columns` states of u and v laid out as one image."""
+
+    size: int = 64
+    """Grid points along a side of one state."""
+    rows: int = 2
+    """States from top to bottom."""
+    columns: int = 4
+    """States from left to right."""
+    reynolds: float = 1000.0
+    """Reynolds number."""
+    forcing: float = 1.0
+    """Magnitude of the forcing."""
+    wavenumber: int = 4
+    """Of the forcing, and where the initial fields have their energy."""
+    damping: float = 0.1
+    """Linear drag."""
+    max_speed: float = 3.0
+    """Largest initial speed."""
+    dt: float = 0.01
+    """Inner time step Δt."""
+    inner_steps: int = 20
+    """Inner steps between neighbouring states."""
+    start: float = 3.0
+    """Time of the first state."""
+
+    @property
+    def rule(self) -> DivergenceRule:
+        """The same grid."""
+        return DivergenceRule(size=self.size)
+
+
+@dataclass(frozen=True)
+class PeriodicData(Data):
+    """Random two-phase unit cells, tiled."""
+
+    n_train: int = 30_000
+    n_val: int = 300
+    size: int = 64
+    """Pixels along a side."""
+    tiles: int = 2
+    """Copies of the cell along a side."""
+    scale: float = 0.7
+    """Standard deviation of the Gaussian field."""
+    length: float = 0.7
+    """Its length scale, in cells."""
+    mean: float = 0.5
+    """Its mean."""
+    threshold: float | None = 0.5
+    """Where the two phases part; none keeps grey values."""
+
+    @property
+    def rule(self) -> PeriodicRule:
+        """The same tiling."""
+        return PeriodicRule(tiles=self.tiles)
+
+
+@dataclass(frozen=True)
+class CountData(Data):
+    """Images of `count` galaxies before a blurred background."""
+
+    size: int = 128
+    """Pixels along a side."""
+    count: int = 8
+    """Galaxies in an image."""
+    background: float = 8.5
+    """Standard deviation of the background before it is blurred."""
+    blur: float = 4.0
+    """Width of that blur in pixels."""
+    peak: float = 10.0
+    """Largest peak of a galaxy."""
+    signal_to_noise: float = 15.0
+    """Of the faintest galaxy, in decibels against the background's variance."""
+    separation: float = 5.0
+    """Smallest distance between two centres in pixels."""
+
+    @property
+    def rule(self) -> CountRule:
+        """The same count."""
+        return CountRule(count=self.count)

@@ -1,0 +1,107 @@
+"""The stage `map`: learn g and f on the data and measure what they do to held-out images."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from namm.constraints import Constraint
+from namm.datasets import open_store
+from namm.datasets.batches import Images, in_chunks
+from namm.experiments import build
+from namm.experiments.data_stage import images_file
+from namm.experiments.stages import Outcome, Work
+from namm.maps import MirrorMap
+from namm.numerics import generator
+from namm.training.maps import train_map
+
+TRAINING = "training"
+"""The training's folder: checkpoints, log and, at its end, the maps as `mirror`."""
+CHUNK = 64
+"""Images measured at a time."""
+
+
+def make_map(work: Work) -> Outcome:
+    """Train the map, or go on training it, and measure it on the validation images."""
+    settings = work.settings.map
+    constraint = build.constraint(work.settings.data.rule)
+    with open_store(images_file(work.needs["data"])) as store:
+        mirror = build.mirror(settings, store["train"].shape[1])
+        trained = train_map(
+            mirror,
+            store["train"],
+            constraint,
+            noise=build.noise(settings),
+            weights=build.weights(settings.weights),
+            regulariser=build.regulariser(settings),
+            settings=settings.train,
+            validation=store["val"],
+            folder=work.folder / TRAINING,
+            progress=work.progress,
+        )
+        figures = measure(mirror, constraint, store["val"], settings.sigma_max, settings.train.seed)
+    results = {"steps": trained.steps, "images": trained.images, **figures}
+    return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
+
+
+def mirror_folder(folder: Path) -> Path:
+    """Where the stage keeps its maps, for `MirrorMap.load`."""
+    return folder / TRAINING / "mirror"
+
+
+@torch.no_grad()
+def measure(mirror: MirrorMap, constraint: Constraint, images: Images, sigma: float, seed: int) -> dict[str, float]:
+    """What g and f do to images x (N, C, H, W) that they were not trained on, z ~ N(0, I).
+
+    Returns:
+        distance_data: mean ℓ(x), the floor.
+        distance_noise: mean ℓ(x + σ z), what noise alone does.
+        distance_map: mean ℓ(f(g(x) + σ z)), what f makes of it.
+        distance_cycle: mean ℓ(f(g(x))).
+        cycle_error: mean |x − f(g(x))| / mean |x|.
+        total_variation, spread: Total variation and standard deviation of f(g(x) + σ z) over those of x; a map that
+            keeps the rule by smoothing images shows here.
+    """
+    device = next(mirror.parameters()).device
+    chunks = []
+    for k, rows in enumerate(in_chunks(images, CHUNK)):
+        x = rows.to(device)
+        z = torch.randn(rows.shape, generator=generator(seed, "measure", k)).to(x)
+        y = mirror.to_mirror(x)
+        there_and_back, mapped = mirror.to_data(y), mirror.to_data(y + sigma * z)
+        figures = {
+            "distance_data": constraint(x),
+            "distance_noise": constraint(x + sigma * z),
+            "distance_map": constraint(mapped),
+            "distance_cycle": constraint(there_and_back),
+            "error": _mean(x - there_and_back),
+            "size": _mean(x),
+            "variation": _variation(mapped),
+            "variation_data": _variation(x),
+            "spread": mapped.flatten(1).std(1),
+            "spread_data": x.flatten(1).std(1),
+        }
+        chunks.append(figures)
+    mean = {name: float(torch.cat([chunk[name] for chunk in chunks]).double().mean()) for name in chunks[0]}
+    return {
+        **{name: mean[name] for name in ("distance_data", "distance_noise", "distance_map", "distance_cycle")},
+        "cycle_error": _ratio(mean["error"], mean["size"]),
+        "total_variation": _ratio(mean["variation"], mean["variation_data"]),
+        "spread": _ratio(mean["spread"], mean["spread_data"]),
+        "measured_on": images.shape[0],
+    }
+
+
+def _ratio(a: float, b: float) -> float:
+    """a / b; finite even for images without any content."""
+    return a / max(b, 1e-12)
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Mean |x| of each image."""
+    return x.abs().flatten(1).mean(1)
+
+
+def _variation(x: Tensor) -> Tensor:
+    """Total variation of each image: mean absolute difference of neighbours along both axes."""
+    return _mean(x.diff(dim=-1)) + _mean(x.diff(dim=-2))

@@ -1,0 +1,232 @@
+"""What an experiment is made of, as plain values: one frozen dataclass per part, one field per number.
+
+Nothing here imports torch, so that the command line reads, checks and prints settings at once. Names stand for
+objects (`regulariser="gradient"`); `namm.experiments.build` turns them into objects, and nothing after it sees a name.
+"""
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from namm.errors import UsageError
+from namm.experiments.data_settings import Data
+from namm.training.settings import TrainSettings
+
+# The map
+
+
+@dataclass(frozen=True)
+class ForwardSettings:
+    """The forward map g, the gradient of an input-convex network."""
+
+    layers: int = 3
+    """Hidden layers."""
+    filters: int = 32
+    """Channels of every hidden state."""
+    kernel_size: int = 3
+    """Odd width of every kernel."""
+    strong_convexity: float = 0.9
+    """α in g(x) = (1 − α) ∇P(x) + α x."""
+    negative_slope: float = 0.2
+    """Of the leaky ReLU."""
+
+
+@dataclass(frozen=True)
+class InverseSettings:
+    """The inverse map f, CycleGAN's generator."""
+
+    filters: int = 64
+    """Channels after the head; every downsampling doubles them."""
+    blocks: int = 6
+    """Residual blocks."""
+    downsamplings: int = 2
+    """Halvings of the resolution."""
+    normalisation: Literal["instance", "none"] = "instance"
+    dropout: float = 0.5
+    """Inside the residual blocks, in training only."""
+    residual: bool = True
+    """Add the input to the output."""
+    skip: bool = False
+    """Add the head's features to the tail's input."""
+    activation: Literal["softplus", "sigmoid", "tanh", "none"] = "softplus"
+    """The last one."""
+    boundary: Literal["zeros", "circular"] = "zeros"
+
+
+@dataclass(frozen=True)
+class WeightSettings:
+    """Weights of the terms of Eq. 1."""
+
+    constraint: float = 1.0
+    """λ_constr."""
+    cycle: float = 0.5
+    """Of either half of the cycle loss."""
+    regulariser: float = 1e-3
+    """λ_reg."""
+
+
+@dataclass(frozen=True)
+class MapSettings:
+    """Learning g and f (Eq. 1)."""
+
+    g: ForwardSettings = field(default_factory=ForwardSettings)
+    f: InverseSettings = field(default_factory=InverseSettings)
+    sigma_max: float = 0.1
+    """How far from g(x) f learns to come back."""
+    noise: Literal["uniform", "fixed"] = "uniform"
+    """σ ~ U(0, σ_max), or σ = σ_max always."""
+    weights: WeightSettings = field(default_factory=WeightSettings)
+    regulariser: Literal["gradient", "identity"] = "gradient"
+    """mean |∇P(x)| as published, or ‖x − g(x)‖₁ as in Eq. 5."""
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_max < math.inf:
+            raise UsageError(f"sigma_max must be positive, not {self.sigma_max}.")
+        for f in fields(self.weights):
+            if not 0 <= getattr(self.weights, f.name) < math.inf:
+                raise UsageError(f"weights.{f.name} must be 0 or more, not {getattr(self.weights, f.name)}.")
+
+
+# The generative models
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """The score network, NCSN++."""
+
+    filters: int = 64
+    """Channels at the full resolution."""
+    multipliers: tuple[int, ...] = (1, 2, 2, 2)
+    """Of the channels, one per resolution."""
+    blocks: int = 4
+    """Residual blocks per resolution."""
+    attention: tuple[int, ...] = (16,)
+    """Resolutions with attention."""
+    dropout: float = 0.1
+    unshuffle: int = 1
+    """Pixels a side that become channels before the first layer: 2 halves the resolution."""
+
+
+@dataclass(frozen=True)
+class DiffusionSettings:
+    """The variance-preserving diffusion."""
+
+    beta_min: float = 0.1
+    beta_max: float = 20.0
+    t_min: float = 1e-3
+    """Smallest time, in training and in sampling."""
+    prediction: Literal["epsilon", "v"] = "epsilon"
+    """What the network predicts."""
+
+
+def score_training(budget: str) -> TrainSettings:
+    """The paper's way to train a score model, for `budget`."""
+    return TrainSettings(
+        budget=budget,
+        batch_size=64,
+        learning_rate=2e-4,
+        betas=(0.9, 0.999),
+        warmup_steps=5000,
+        clip=1.0,
+        ema_decay=0.9999,
+        milestones=10,
+    )
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The diffusion model in mirror space."""
+
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)
+    train: TrainSettings = field(default_factory=lambda: score_training("300 epochs"))
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """How a diffusion model is sampled."""
+
+    method: Literal["euler-maruyama", "dpm-solver"] = "euler-maruyama"
+    steps: int = 1000
+    """Evaluations of the network."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"steps of a sampler must be 1 or more, not {self.steps}.")
+
+
+@dataclass(frozen=True)
+class SamplesSettings:
+    """Samples in mirror space to finetune f with."""
+
+    n: int = 12_800
+    """To train on."""
+    n_val: int = 512
+    """Held out."""
+    sampler: SamplerSettings = field(default_factory=SamplerSettings)
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.n_val < 0:
+            raise UsageError(f"samples: n must be 1 or more and n_val 0 or more, not {self.n} and {self.n_val}.")
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """Learning f further on samples (Eq. 7)."""
+
+    sigma_max: float = 0.1
+    weights: WeightSettings = field(default_factory=WeightSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+
+@dataclass(frozen=True)
+class BaselineSettings:
+    """The same diffusion model on the data themselves."""
+
+    equal_compute: bool = True
+    """Train for the compute seconds that map, model, samples and finetuning took together, and not for a budget."""
+    train: TrainSettings = field(default_factory=lambda: score_training("1500 epochs"))
+
+
+# The comparison
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """What is measured on how many samples."""
+
+    n: int = 10_000
+    """Samples for the distance, MMD and KID."""
+    n_fid: int = 50_000
+    """Samples for FID; 0 leaves it out."""
+    reference: Literal["test", "train"] = "test"
+    """The split that samples are compared with."""
+    subset: int = 1000
+    """Images per random subset of MMD and KID."""
+    mmd_subsets: int = 50
+    kid_subsets: int = 100
+    """0 leaves KID out."""
+    sampler: SamplerSettings = field(default_factory=SamplerSettings)
+    seed: int = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything, stage by stage."""
+
+    data: Data
+    map: MapSettings = field(default_factory=MapSettings)
+    mdm: ModelSettings = field(default_factory=ModelSettings)
+    samples: SamplesSettings = field(default_factory=SamplesSettings)
+    finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
+    dm: BaselineSettings = field(default_factory=BaselineSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+
+    def __post_init__(self) -> None:
+        if self.data.n_train < 1 or self.data.n_val < 1:
+            raise UsageError(
+                f"data.n_train and data.n_val must be 1 or more in a run, not {self.data.n_train} and "
+                f"{self.data.n_val}: a map is trained on the first and measured on the second."
+            )

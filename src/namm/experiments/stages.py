@@ -1,0 +1,134 @@
+"""The stages of a run, in order: what each needs, which settings it depends on, and what it does.
+
+A stage's *key* is a hash of its own settings and of the keys of what it needs. Two runs of a stage with the same key do
+the same work; when a setting changes, the keys of that stage and of everything after it change, and no others.
+
+Imports no torch: keys are computed, and stages listed, by commands that must answer at once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from namm.errors import UsageError
+from namm.experiments.plain import digest, plain
+from namm.experiments.presets import require_name
+from namm.experiments.settings import Settings
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stage is given: the run's settings, its own folder, and the folders of what it needs."""
+
+    settings: Settings
+    folder: Path
+    needs: Mapping[str, Path]
+    progress: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage returns.
+
+    Attributes:
+        results: Its figures, for the record and for people.
+        files: What it left behind, relative to its folder; while one of them is missing it is not complete.
+        compute_seconds: Time in training or sampling steps, over all resumptions.
+    """
+
+    results: Mapping[str, Any]
+    files: tuple[str, ...]
+    compute_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        name: Also the name of its folder.
+        needs: Stages that must be complete before it.
+        part: The part of the settings that it depends on by itself, as plain values.
+        function: What it does; none in a version that cannot do it yet.
+        shown: Names of the results that are shown when it is done.
+        version: To be raised when the same settings come to mean other work.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    part: Callable[[Settings], Any]
+    function: Callable[[Work], Outcome] | None = None
+    shown: tuple[str, ...] = ()
+    version: int = 1
+
+
+def _make_data(work: Work) -> Outcome:
+    from namm.experiments.data_stage import make_data
+
+    return make_data(work)
+
+
+def _make_map(work: Work) -> Outcome:
+    from namm.experiments.map_stage import make_map
+
+    return make_map(work)
+
+
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage("data", (), lambda s: plain(s.data), _make_data, ("images", "shape", "distance_mean", "distance_max")),
+        Stage(
+            "map",
+            ("data",),
+            lambda s: {"rule": plain(s.data.rule), **plain(s.map)},
+            _make_map,
+            ("steps", "distance_noise", "distance_map", "cycle_error", "total_variation"),
+        ),
+        Stage("mdm", ("data", "map"), lambda s: plain(s.mdm)),
+        Stage("samples", ("map", "mdm"), lambda s: plain(s.samples)),
+        Stage("finetune", ("data", "map", "samples"), lambda s: plain(s.finetune)),
+        Stage(
+            "dm",
+            ("data", "map", "mdm", "samples", "finetune"),
+            lambda s: {**plain(s.dm), "network": plain(s.mdm.network), "diffusion": plain(s.mdm.diffusion)},
+        ),
+        Stage("evaluate", ("data", "map", "mdm", "finetune", "dm"), lambda s: plain(s.evaluate)),
+        Stage("report", ("evaluate",), lambda s: {}),
+    )
+}
+
+
+def needs(stage: Stage, settings: Settings) -> tuple[str, ...]:
+    """What `stage` needs under these settings: a baseline with a budget of its own waits for the data alone."""
+    return ("data",) if stage.name == "dm" and not settings.dm.equal_compute else stage.needs
+
+
+def stage_keys(settings: Settings) -> dict[str, str]:
+    """The key of every stage."""
+    keys: dict[str, str] = {}
+    for stage in STAGES.values():
+        own = {"stage": stage.name, "version": stage.version, "settings": stage.part(settings)}
+        keys[stage.name] = digest(own | {"needs": {name: keys[name] for name in needs(stage, settings)}})
+    return keys
+
+
+def stages_until(last: str | None) -> list[Stage]:
+    """The stages up to and including `last`, all of them for None; refused if one cannot be done yet."""
+    names = list(STAGES)
+    wanted = [STAGES[name] for name in names[: names.index(require_name(last or names[-1], names, "stage")) + 1]]
+    ready = [stage.name for stage in STAGES.values() if stage.function is not None]
+    if missing := [stage.name for stage in wanted if stage.function is None]:
+        asked = "a whole run" if last is None else f"`--until {last}`"
+        raise UsageError(
+            f"{asked} needs the stage {missing[0]!r}, which this version does not have yet. "
+            f"There are {', '.join(ready)}: add `--until {ready[-1]}`."
+        )
+    return wanted
+
+
+def summary(stage: Stage, results: Mapping[str, Any]) -> str:
+    """The results of a stage that people look at first."""
+    shown = ((name.replace("_", " "), results[name]) for name in stage.shown if name in results)
+    return ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown)

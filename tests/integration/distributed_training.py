@@ -1,0 +1,31 @@
+"""A training in float64 on however many processes torchrun starts: distributed_training.py FOLDER."""
+
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from safetensors.torch import save_file
+
+from namm import MirrorMap, Periodic, train_map
+from namm.datasets.unit_cells import UnitCells
+from namm.maps import ICNN, ResNet
+from namm.training.settings import TrainSettings
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    processes = PartialState(cpu=True)
+    rank = processes.process_index
+    torch.manual_seed(rank)  # unequal on purpose: processes must agree on the weights of the first
+    mirror = MirrorMap(ICNN(layers=1, filters=4), ResNet(filters=4, blocks=1, dropout=0.0)).double()
+    settings = TrainSettings(budget="50 steps", batch_size=8, learning_rate=1e-3, log_every=1, validations=2)
+    data = UnitCells(size=16).images(0, "train", 0, 52).double()
+    train_map(mirror, data, Periodic(), settings=settings, validation=data[:6], folder=folder / "run", progress=False)
+    save_file(mirror.state_dict(), folder / f"rank{rank}.safetensors")
+    processes.wait_for_everyone()
+    processes.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

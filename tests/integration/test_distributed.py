@@ -1,0 +1,43 @@
+"""Two processes that share a batch learn what one process learns."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from namm.training.log import read_metrics
+
+SCRIPT = Path(__file__).with_name("distributed_training.py")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[int, Path]:
+    """Folders of the same training on one and on two processes."""
+    folders = {}
+    for processes in (1, 2):
+        folder = tmp_path_factory.mktemp(f"processes{processes}")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run([*command, SCRIPT, folder], capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr
+        folders[processes] = folder
+    return folders
+
+
+def test_ranks_end_with_equal_weights(runs):
+    first, second = (load_file(runs[2] / f"rank{rank}.safetensors") for rank in (0, 1))
+    assert first.keys() == second.keys()
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+def test_losses_follow_the_single_process(runs):
+    one, two = (read_metrics(runs[n] / "run" / "metrics.jsonl") for n in (1, 2))
+    assert len(one) == len(two) == 50
+    for a, b in zip(one, two, strict=True):
+        for term in ("loss", "cycle", "constraint", "regulariser"):
+            assert b[term] == pytest.approx(a[term], rel=1e-6)
+    assert one[0]["loss"] != one[-1]["loss"]
+    assert two[-1]["val/loss"] == pytest.approx(one[-1]["val/loss"], rel=1e-6)

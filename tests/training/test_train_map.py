@@ -1,0 +1,195 @@
+"""`train_map` and `finetune_map`: what they learn, and what they refuse before anything is spent."""
+
+import json
+
+import h5py
+import pytest
+import torch
+from torch import nn
+
+from namm import MirrorMap, Periodic, TotalFlux, constraint, finetune_map, train_map
+from namm.errors import ConstraintError, DataError, RunFolderError
+from namm.maps import ICNN, ResNet
+from namm.training.objectives import FixedNoise, Weights, gradient_regulariser
+from namm.training.settings import TrainSettings
+
+QUICK = TrainSettings(budget="30 steps", batch_size=8, learning_rate=2e-3, log_every=10)
+
+
+def cells(n: int, size: int = 16) -> torch.Tensor:
+    """Images that are 2 × 2 copies of a random cell."""
+    return torch.rand(n, 1, size // 2, size // 2).repeat(1, 1, 2, 2)
+
+
+def small() -> MirrorMap:
+    return MirrorMap(ICNN(layers=1, filters=4), ResNet(filters=4, blocks=1, dropout=0.0, normalisation="none"))
+
+
+def test_training_lowers_the_objective_and_keeps_g_strongly_monotone(tmp_path):
+    mirror, data = small(), cells(64)
+    result = train_map(
+        mirror,
+        data,
+        Periodic(),
+        regulariser=gradient_regulariser,
+        settings=TrainSettings(**{**QUICK.__dict__, "budget": "100 steps", "learning_rate": 1e-2}),
+        folder=tmp_path,
+        progress=False,
+    )
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert result.losses["loss"] < 0.8 * first["loss"]
+    assert min(mirror.g.hidden.min(), mirror.g.output.min()) >= 0
+    a, b = torch.randn(2, 16, 1, 16, 16, dtype=torch.double)
+    g = mirror.g.double()
+    inner = ((g(a) - g(b)) * (a - b)).sum((1, 2, 3))
+    assert (inner >= 0.9 * (a - b).square().sum((1, 2, 3)) * (1 - 1e-9)).all()
+
+
+def test_weights_that_must_not_be_negative_are_stopped_at_zero():
+    """A heavy regulariser pulls the potential's gradient, and with it these weights, down to the edge of the cone."""
+    mirror = small()
+    train_map(
+        mirror,
+        cells(32),
+        Periodic(),
+        weights=Weights(regulariser=10.0),
+        regulariser=gradient_regulariser,
+        settings=TrainSettings(**{**QUICK.__dict__, "learning_rate": 1e-2, "ema_decay": 0.0}),
+        progress=False,
+    )
+    assert (mirror.g.hidden == 0).any()
+    assert mirror.g.hidden.min() == 0
+
+
+def test_a_saved_map_is_the_trained_map(tmp_path):
+    mirror = small()
+    train_map(mirror, cells(32), Periodic(), settings=QUICK, folder=tmp_path, progress=False)
+    again = MirrorMap.load(tmp_path / "mirror")
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), mirror.parameters(), strict=True))
+
+
+def test_arrays_and_hdf5_train_to_the_same_bits(tmp_path):
+    data = cells(32)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = data.numpy()
+        weights = []
+        for source in (data, data.numpy(), file["x"]):
+            torch.manual_seed(0)
+            mirror = small()
+            train_map(mirror, source, Periodic(), settings=QUICK, progress=False)
+            weights.append(mirror.f.tail.weight.detach())
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
+
+
+def test_either_architecture_on_either_side():
+    mirror = MirrorMap(
+        ResNet(filters=4, blocks=1, activation="none", dropout=0.0), ResNet(filters=4, blocks=1, dropout=0.0)
+    )
+    before = mirror.g.tail.weight.detach().clone()
+    train_map(mirror, cells(16), Periodic(), noise=FixedNoise(0.05), settings=QUICK, progress=False)
+    assert not torch.equal(mirror.g.tail.weight, before)
+
+
+def test_a_network_of_the_users_own(tmp_path):
+    mirror = MirrorMap(nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3, padding=1))
+    result = train_map(mirror, cells(16), Periodic(), settings=QUICK, folder=tmp_path, progress=False)
+    assert result.steps == 30
+    assert not (tmp_path / "mirror").exists()
+
+
+def test_finetuning_changes_f_alone(tmp_path):
+    mirror, data = small(), cells(32)
+    g = {name: tensor.clone() for name, tensor in mirror.g.state_dict().items()}
+    tail = mirror.f.tail.weight.detach().clone()
+    samples = data[:20] + 0.05 * torch.randn(20, 1, 16, 16)
+    result = finetune_map(
+        mirror,
+        data,
+        samples,
+        Periodic(),
+        settings=QUICK,
+        validation=(data[:8], samples[:8]),
+        folder=tmp_path,
+        progress=False,
+    )
+    assert all(torch.equal(tensor, g[name]) for name, tensor in mirror.g.state_dict().items())
+    assert not torch.equal(mirror.f.tail.weight, tail)
+    assert mirror.g.hidden.requires_grad
+    assert result.losses.keys() >= {"loss", "cycle", "constraint", "val/loss"}
+
+
+def test_finetuning_of_another_start_is_refused(tmp_path):
+    data = cells(16)
+    finetune_map(small(), data, data, Periodic(), settings=QUICK, folder=tmp_path, progress=False)
+    with pytest.raises(RunFolderError, match="start: "):
+        finetune_map(small(), data, data, Periodic(), settings=QUICK, folder=tmp_path, progress=False)
+
+
+def test_samples_must_look_like_the_data():
+    with pytest.raises(DataError, match=r"samples are \(1, 8, 8\) but the data are \(1, 16, 16\)"):
+        finetune_map(small(), cells(8), cells(8, size=8), Periodic(), settings=QUICK)
+
+
+# Refusals, each before the first step
+
+
+def refused(rule, error, match, data=None, mirror=None):
+    mirror = mirror or small()
+    before = [p.detach().clone() for p in mirror.parameters()]
+    with pytest.raises(error, match=match):
+        train_map(mirror, cells(16) if data is None else data, rule, settings=QUICK, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, mirror.parameters(), strict=True))
+
+
+def mean_abs(x):
+    return x.abs().mean((1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("rule", "match"),
+    [
+        (lambda x: mean_abs(x)[:, None], r"\(16, 1\)"),
+        (lambda x: mean_abs(x) - 100, "negative"),
+        (lambda x: mean_abs(x) * torch.nan, "(?i)nan"),
+        (lambda x: mean_abs(x).long(), "int64"),
+        (lambda x: mean_abs(x.detach()), "(?i)gradient|graph|differentiable"),
+    ],
+    ids=["shape", "negative", "nan", "integer", "detached"],
+)
+def test_a_constraint_that_breaks_its_contract_is_refused(rule, match):
+    refused(constraint(rule), ConstraintError, match)
+
+
+def test_data_that_break_the_constraint_are_refused_with_their_floor():
+    refused(Periodic(), DataError, r"(?s)break the constraint Periodic.*image \d+", data=torch.rand(16, 1, 16, 16))
+    refused(TotalFlux(3.0), DataError, "break the constraint TotalFlux", data=torch.rand(16, 1, 16, 16))
+
+
+def test_floor_limit_can_be_lifted():
+    result = train_map(small(), torch.rand(16, 1, 16, 16), Periodic(), settings=QUICK, floor_limit=None, progress=False)
+    assert result.steps == 30
+
+
+def test_an_image_size_f_cannot_take_is_refused():
+    refused(Periodic(), DataError, "divisible by 4; these images are 18×18", data=cells(16, size=18))
+
+
+def test_maps_that_change_the_shape_are_refused():
+    refused(
+        Periodic(),
+        DataError,
+        r"g turns an image of \(1, 16, 16\) into \(1, 14, 14\)",
+        mirror=MirrorMap(nn.Conv2d(1, 1, 3), nn.Identity()),
+    )
+
+
+@pytest.mark.parametrize(("data", "match"), [(torch.rand(16, 16), "four axes"), (torch.rand(0, 1, 16, 16), "empty")])
+def test_what_is_no_set_of_images_is_refused(data, match):
+    refused(Periodic(), DataError, match, data=data)
+
+
+def test_data_with_nan_are_refused():
+    data = cells(16)
+    data[3, 0, 2, 2] = torch.nan
+    refused(Periodic(), DataError, "(?i)nan", data=data)
