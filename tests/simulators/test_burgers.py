@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from namm.errors import UsageError
@@ -66,6 +66,7 @@ def test_crank_nicolson_is_the_root_that_scipy_finds(grid):
     np.testing.assert_allclose(crank_nicolson(u, grid), root.x, atol=1e-12, rtol=0)
 
 
+@settings(max_examples=150)
 @given(
     n=st.integers(3, 90),
     courant=st.floats(0.01, 0.75),
@@ -80,9 +81,10 @@ def test_white_noise_is_solved_to_rounding(n, courant, nu, amplitude, single):
     assert defect(crank_nicolson(u, grid), u, grid) < 16
 
 
+@settings(max_examples=150)
 @given(n=st.integers(12, 300), waves=st.integers(1, 3), front=st.floats(0.01, 0.5), single=st.booleans())
 def test_smooth_states_are_solved_to_rounding_however_large_the_step(n, waves, front, single):
-    # dt is what makes Δt·max|u_x| = front: up to 16 grid cells in one step, where neither Picard nor Jacobi converge.
+    # dt is what makes Δt·max|u_x| = front: up to 24 grid cells in one step, where neither Picard nor Jacobi converge.
     dx = 10 / (n - 1)
     k = 2 * math.pi * waves / (n * dx)
     grid = BurgersGrid(dx, front / (1.5 * k))
@@ -168,7 +170,7 @@ def test_gradients_under_function_transforms():
     torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(u.detach()), expected)
 
 
-@pytest.mark.parametrize("amplitude", [3, 5, 10])
+@pytest.mark.parametrize("amplitude", [3, 5])
 def test_fronts_that_break_within_a_step_stay_tame(amplitude):
     # There the implicit equation may have no solution; a Newton iteration gives NaN here.
     u = noise(8, 64, 64, amplitude=amplitude, dtype=torch.float32).requires_grad_()

@@ -50,7 +50,9 @@ def main(arguments: list[str]) -> int:
         f"The same noise, added in mirror space, breaks the rule {result.noisy / result.restored:.1f} times less, "
         f"and f(g(x)) returns x to within {100 * result.error:.1f} % of its mean value."
     )
-    console.print(f"Training took {result.compute_seconds:.0f} s. Figure: {options.plot}. Trained maps: {options.out}/mirror.")
+    console.print(
+        f"Training took {result.compute_seconds:.0f} s. Figure: {options.plot}. Trained maps: {options.out}/mirror."
+    )
     console.print("Next: examples/own_constraint.py shows your own rule on your own data.")
     return 0
 

@@ -122,3 +122,12 @@ def check_images(images: Images, name: str = "data") -> None:
         raise DataError(f"{name} must have four axes (N, C, H, W); this has shape {shape}.")
     if 0 in shape:
         raise DataError(f"{name} is empty: its shape is {shape}.")
+
+
+def describe(batch: Tensor) -> str:
+    """Shape and statistics of a batch in a line."""
+    bad = int((~torch.isfinite(batch)).sum())
+    return (
+        f"{tuple(batch.shape)}, min {float(batch.min()):.4g}, max {float(batch.max()):.4g}, "
+        f"mean {float(batch.mean()):.4g}, std {float(batch.std()):.4g}, {bad} values not finite"
+    )

@@ -18,7 +18,7 @@ def demo_figure(images: Mapping[str, Tensor], distances: Mapping[str, Tensor], t
     figure = Figure(figsize=(2.0 * len(images), 2.0 * ROWS + 2.8), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
-    top, bottom = figure.subfigures(2, 1, height_ratios=[2.0 * ROWS, 2.8])
+    top, bottom = figure.subfigures(2, 1, height_ratios=[2.0 * ROWS, 2.8])  # type: ignore[misc]
     axes = top.subplots(ROWS, len(images), squeeze=False)
     for column, (name, batch) in enumerate(images.items()):
         axes[0, column].set_title(name)
@@ -36,7 +36,7 @@ def _histograms(axis: Axes, distances: Mapping[str, Tensor]) -> None:
     values = {name: np.maximum(distance.cpu().numpy(), ZERO) for name, distance in distances.items()}
     bins = np.geomspace(ZERO / 1.5, 1.5 * max(v.max() for v in values.values()), 60)
     for (name, v), colour in zip(values.items(), COLOURS, strict=False):
-        axis.hist(v, bins=bins, color=colour, alpha=0.7, label=f"{name}: mean {distances[name].mean():.2g}")
+        axis.hist(v, bins=bins.tolist(), color=colour, alpha=0.7, label=f"{name}: mean {distances[name].mean():.2g}")
     axis.set_xscale("log")
     axis.set_xlabel(f"constraint distance ℓ (values below {ZERO:g} are drawn there)")
     axis.set_ylabel("images")

@@ -29,11 +29,15 @@ Losses = dict[str, Tensor]
 
 
 class Objective(nn.Module, ABC):
-    """A loss to train by. `modules` that it holds are trained where their parameters require gradients."""
+    """A loss to train by: the networks it holds are trained where their parameters require gradients."""
 
     @abstractmethod
     def draw(self, batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
         """The random tensors that `forward` takes after the batch, each with the batch as its first axis."""
+
+    def draw_whole(self, part: tuple[Tensor, ...], size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """What `draw` gives for the batch of `size` of which `part` is a slice: shapes alone matter, so views serve."""
+        return self.draw(tuple(tensor[:1].expand(size, *tensor.shape[1:]) for tensor in part), generator)
 
     @abstractmethod
     def forward(self, *tensors: Tensor) -> Losses:

@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from namm.datasets.batches import Images, Order, batches, check_images, in_chunks
+from namm.datasets.batches import Images, Order, batches, check_images, describe
 from namm.errors import Interrupted, TrainingError, UsageError
 from namm.files import owned, write_json
 from namm.numerics import fold, generator
@@ -29,6 +29,7 @@ from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
 from namm.training.signals import StopRequest, stop_requests
 from namm.training.state import TrainingState
 from namm.training.tally import Tally
+from namm.training.validation import validate
 
 WARM_UP, TIMED = 2, 8  # steps of the trial that turns minutes into steps
 
@@ -245,7 +246,8 @@ class Trainer:
             group["lr"] = learning_rate(s, step, self.state.total or WARM_UP + TIMED)
         torch.manual_seed(fold(s.seed, "dropout", step, self.rank))
         batch = tuple(source.batch(step) for source in self.sources)
-        draws = self._draw(batch, generator(s.seed, "noise", step, device=self.device), s.batch_size)
+        rng = generator(s.seed, "noise", step, device=self.device)
+        draws = self.objective.draw_whole(batch, s.batch_size, rng)
         share = s.batch_size // self.world
         mine = slice(self.rank * share, (self.rank + 1) * share)
         with self.autocast:
@@ -257,25 +259,10 @@ class Trainer:
         self.optimiser.zero_grad()
         return losses
 
-    def _draw(self, batch: tuple[Tensor, ...], rng: torch.Generator, size: int) -> tuple[Tensor, ...]:
-        """Random tensors for a batch of `size`, of which `batch` may be a slice: only shapes matter, so views serve."""
-        whole = tuple(tensor[:1].expand(size, *tensor.shape[1:]) for tensor in batch)
-        return self.objective.draw(whole, rng)
-
-    @torch.no_grad()
     def _validate(self) -> dict[str, float]:
-        """Mean losses of the averaged weights on the validation images, with the same draws every time."""
-        tally = Tally()
-        self.objective.eval()
+        """Validation losses of the averaged weights."""
         with self.state.ema.applied(), self.autocast:
-            streams = [in_chunks(images, self.settings.batch_size) for images in self.validation or ()]
-            for k, rows in enumerate(zip(*streams, strict=False)):
-                n = min(len(row) for row in rows)
-                batch = tuple(row[:n].to(self.device) for row in rows)
-                rng = generator(self.settings.seed, "validation", k, device=self.device)
-                tally.add(self.objective.forward(*batch, *self._draw(batch, rng, n)), weight=n)
-        self.objective.train()
-        return {f"val/{name}": float(mean) for name, mean in tally.means().items()}
+            return validate(self.objective, self.validation or (), self.settings, self.device)
 
     # Keeping and judging
 
@@ -306,7 +293,7 @@ class Trainer:
         kept = self.checkpoints.paths()[-1:] if self.checkpoints else []
         raise TrainingError(
             f"{self.title} met a loss or weight that is not a finite number at step {bad}. "
-            f"Its batch: {'; '.join(_statistics(source.batch(bad)) for source in self.sources)}. "
+            f"Its batch: {'; '.join(describe(source.batch(bad)) for source in self.sources)}. "
             + (f"The last good checkpoint, {kept[0]}, is kept. " if kept else "")
             + "Try a smaller learning_rate, clip 1.0, or precision fp32."
         )
@@ -315,11 +302,3 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
-
-
-def _statistics(batch: Tensor) -> str:
-    bad = int((~torch.isfinite(batch)).sum())
-    return (
-        f"{tuple(batch.shape)}, min {float(batch.min()):.4g}, max {float(batch.max()):.4g}, "
-        f"mean {float(batch.mean()):.4g}, std {float(batch.std()):.4g}, {bad} values not finite"
-    )

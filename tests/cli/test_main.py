@@ -1,0 +1,51 @@
+"""The `namm` command itself."""
+
+import pytest
+
+import namm.cli
+from namm.cli import COMMANDS, main
+from namm.errors import NammError, UsageError
+
+
+def test_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {command} " in out for command in COMMANDS)
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"namm {namm.__version__}\n"
+
+
+def test_a_misspelt_command_gets_a_suggestion(capsys):
+    assert main(["dmeo"]) == 2
+    assert "there is no command 'dmeo'. Did you mean `namm demo`?" in capsys.readouterr().err
+    assert main(["xyzzy"]) == 2
+    assert "`namm --help` lists the commands" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (NammError("the disk is full."), 1, "namm: the disk is full."),
+        (UsageError("n must be positive."), 2, "namm: n must be positive."),
+        (KeyboardInterrupt(), 1, "namm: interrupted."),
+    ],
+)
+def test_errors_are_sentences_with_an_exit_code(error, code, text, monkeypatch, capsys):
+    class Broken:
+        @staticmethod
+        def main(arguments):
+            raise error
+
+    monkeypatch.setattr(namm.cli, "import_module", lambda name: Broken)
+    assert main(["demo"]) == code
+    assert capsys.readouterr().err.strip() == text
+
+
+def test_unknown_options_exit_with_2():
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", "--stps", "3"])
+    assert stop.value.code == 2

@@ -1,0 +1,63 @@
+"""Imports point one way, heavy ones wait, and what is public exists."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import namm
+
+SOURCE = Path(namm.__file__).parent
+
+# From left to right in the picture of the design: a package may import those before it and itself.
+ORDER = [
+    *("errors", "_version", "files", "numerics"),
+    *("simulators", "constraints", "datasets", "maps", "generative", "training", "inverse", "evaluation"),
+    *("report", "pipeline", "experiments", "cli"),
+]
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level members of `namm` that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        found |= {name.split(".")[1] for name in names if name.startswith("namm.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_left(path):
+    home = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if home in ("__init__", "__main__"):
+        return
+    later = {name for name in imports(path) if ORDER.index(name) > ORDER.index(home)}
+    assert not later, f"{home} imports {later}, which come after it"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_are_short(path):
+    assert len(path.read_text().splitlines()) <= 320
+
+
+def test_public_names_exist():
+    assert set(namm.__all__) - {"__version__"} == set(namm._HOMES)
+    for name in namm.__all__:
+        assert getattr(namm, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'TotalFlow'"):
+        _ = namm.TotalFlow
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"], ["dmo"]])
+def test_help_and_mistakes_do_not_load_torch(arguments):
+    code = (
+        "import sys; from namm.cli import main\n"
+        f"try: main({arguments!r})\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
