@@ -26,9 +26,9 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path):
-    for name in "ab":
-        write(tmp_path / name, Checkpoint(TENSORS, {"step": 1}))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    for k in range(8):
+        write(tmp_path / str(k), Checkpoint(TENSORS, {"step": 1}))
+    assert len({(tmp_path / str(k)).read_bytes() for k in range(8)}) == 1
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])

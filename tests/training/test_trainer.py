@@ -271,6 +271,14 @@ def test_other_settings_are_refused(tmp_path):
         fit(folder=tmp_path, settings=settings(learning_rate=0.1))
 
 
+def test_what_only_observes_may_change_on_resumption(tmp_path):
+    plain, _ = fit()
+    with pytest.raises(Interrupted):
+        fit(StopsAt(20), folder=tmp_path)
+    resumed, _ = fit(folder=tmp_path, settings=settings(log_every=7, keep=1, checkpoint_seconds=9.0, validations=3))
+    assert torch.equal(resumed.mean, plain.mean)
+
+
 def test_a_foreign_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("chapter 1")
     with pytest.raises(RunFolderError, match=r"not one of ours \(it holds thesis.tex\)"):

@@ -31,22 +31,25 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
 
+    def copy(self) -> "Checkpoint":
+        """One that later changes of the tensors do not reach."""
+        return Checkpoint({name: tensor.detach().clone() for name, tensor in self.tensors.items()}, dict(self.facts))
+
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Write one checkpoint file, atomically."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    header = {"facts": json.dumps(checkpoint.facts), "digest": _digest(tensors)}
-    write_atomically(path, save(tensors, metadata=header))
+    header = json.dumps({"facts": checkpoint.facts, "digest": _digest(tensors)})
+    write_atomically(path, save(tensors, metadata={"namm": header}))  # one entry: safetensors writes several in any order
 
 
 def read(path: Path) -> Checkpoint:
     """Read one checkpoint file, or raise `CheckpointError` if it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
+            header = json.loads((file.metadata() or {})["namm"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        facts = json.loads(header["facts"])
-        digest = header["digest"]
+        facts, digest = header["facts"], header["digest"]
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"the checkpoint {path} is truncated or not one of ours ({error}).") from error
     if digest != _digest(tensors):

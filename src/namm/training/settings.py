@@ -2,13 +2,14 @@
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from namm.errors import UsageError
 
 Precision = Literal["auto", "fp32", "bf16"]
 Schedule = Literal["constant", "cosine"]
+OBSERVING = {"validations", "log_every", "checkpoint_seconds", "keep"}  # settings that do not touch the weights
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ class TrainSettings:
         for name, allowed in (("schedule", ("constant", "cosine")), ("precision", ("auto", "fp32", "bf16"))):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide what is learned; the others may change when a training is resumed."""
+        return {name: value for name, value in asdict(self).items() if name not in OBSERVING}
 
 
 @dataclass(frozen=True)

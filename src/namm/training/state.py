@@ -53,19 +53,14 @@ class TrainingState:
             raise CheckpointError(
                 f"the checkpoint is of another network: {', '.join(sorted(missing)[:3])} do not match."
             )
-        self.reset(groups["model"])
+        with torch.no_grad():
+            for name, tensor in self.live.items():
+                tensor.copy_(groups["model"][name])
         self.ema.load(groups["ema"])
         self._restore_moments(groups["optimiser"])
         facts = checkpoint.facts
         self.step, self.total = int(facts["step"]), int(facts["total"])
         self.compute_seconds, self.losses = float(facts["compute_seconds"]), dict(facts["losses"])
-
-    @torch.no_grad()
-    def reset(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the live tensors and forget the optimiser's moments."""
-        for name, tensor in self.live.items():
-            tensor.copy_(tensors[name])
-        self.optimiser.state.clear()
 
     def _restore_moments(self, flat: Mapping[str, Tensor]) -> None:
         state: dict[int, dict[str, Tensor]] = {}

@@ -88,7 +88,7 @@ def train(
     with ExitStack() as stack:
         if place and accelerator.is_main_process:
             stack.enter_context(owned(place))
-            claim(place, {"settings": asdict(settings), **(description or {})})
+            claim(place, {"settings": settings.identity(), **(description or {})})
         accelerator.wait_for_everyone()
         trainer = Trainer(objective, data, settings, validation, place, accelerator, after_step, title)
         return trainer.run(progress)
@@ -129,6 +129,8 @@ class Trainer:
             if not self._resume():
                 state.total = self._count_steps()
                 self._save()
+            elif self.settings.compile and state.step < state.total:
+                self._trial()
             if state.step < state.total:
                 stop = stack.enter_context(stop_requests())
                 log = Log(
@@ -192,14 +194,13 @@ class Trainer:
         return steps or max(1, round(60 * budget.amount / seconds))
 
     def _trial(self) -> float:
-        """Median seconds of a step, over a few that are undone afterwards."""
-        before = {name: tensor.detach().clone() for name, tensor in self.state.live.items()}
-        seconds = []
+        """Median seconds of a step, over a few that are undone afterwards; what needs compiling is compiled."""
+        before, seconds = self.state.checkpoint().copy(), []
         for step in range(WARM_UP + TIMED):
             start = self._clock()
             self._update(step)
             seconds.append(self._clock() - start)
-        self.state.reset(before)
+        self.state.restore(before)
         median = torch.tensor(seconds[WARM_UP:], device=self.device).median()
         return float(self.accelerator.reduce(median, reduction="mean"))
 
