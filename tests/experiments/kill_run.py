@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 import torch.utils.tensorboard  # noqa: F401: what a training imports late
 
 import namm.experiments.data_stage
@@ -85,6 +86,7 @@ def kill_once(folder: Path, moment: Callable[[Path], bool], seconds: float, most
 
 
 def run(folder: Path, seed: int) -> None:
+    torch.set_num_threads(1)
     rng = random.Random(seed)
     plan = [(at_the_start, 0.1)] * 3 + [(in_the_data, 0.05)] * 4 + [(at_the_start, LONG)] * (KILLS - 7)
     hits = []
