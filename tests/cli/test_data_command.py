@@ -1,0 +1,64 @@
+"""`namm data`: the file against the recipe, and what is never overwritten."""
+
+import h5py
+import numpy as np
+import pytest
+
+from namm.cli import main
+from namm.datasets import BurgersTrajectories, UnitCells
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+SIZES = ["--n-train", "70", "--n-val", "3", "--n-test", "0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "recipe"),
+    [
+        ("unit-cells", ["--size", "8", "--tiles", "4"], UnitCells(size=8, tiles=4)),
+        ("periodic", ["--size", "8", "--threshold", "None"], UnitCells(size=8, threshold=None)),
+        (
+            "burgers",
+            ["--size", "8", "--dt", "0.05", "--no-flipped"],
+            BurgersTrajectories(size=8, dt=0.05, flipped=False),
+        ),
+    ],
+)
+def test_draws_what_was_asked_for(tmp_path, capsys, name, options, recipe):
+    assert main(["data", name, *SIZES, "--seed", "5", "--out", "deep/x.h5", *options]) == 0
+    assert "70 train, 3 val, 0 test images of 1×8×8" in capsys.readouterr().out
+    with h5py.File(tmp_path / "deep" / "x.h5") as file:
+        assert [len(file[split]) for split in ("train", "val", "test")] == [70, 3, 0]
+        np.testing.assert_array_equal(file["train"][:], recipe.images(5, "train", 0, 70))
+
+
+def test_a_file_of_other_settings_is_not_overwritten(tmp_path, capsys):
+    assert main(["data", "periodic", *SIZES, "--size", "8"]) == 0
+    before = (tmp_path / "periodic.h5").read_bytes()
+    assert main(["data", "periodic", *SIZES, "--size", "8"]) == 0
+    assert "already holds" in capsys.readouterr().out
+    assert main(["data", "periodic", *SIZES, "--size", "12"]) == 1
+    assert "size: 8 -> 12" in capsys.readouterr().err
+    assert (tmp_path / "periodic.h5").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["unitcells"], "Did you mean 'unit-cells'?"),
+        (["periodic", "--siez", "8"], "--size"),
+        (["periodic", "--size", "7"], "cannot be cut into 2 tiles"),
+        (["periodic", "--n-train", "-1"], "n_train must be 0 or more, not -1"),
+        (["periodic", "--n-train", "0", "--n-val", "0", "--n-test", "0"], "ask for some images"),
+        (["--size", "8"], "which dataset?"),
+    ],
+)
+def test_wrong_usage(tmp_path, capsys, arguments, message):
+    assert main(["data", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.out + printed.err
+    assert not list(tmp_path.iterdir())

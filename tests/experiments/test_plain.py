@@ -1,0 +1,173 @@
+"""Settings to YAML and back, and what a mistake in a file is answered with."""
+
+from dataclasses import fields, is_dataclass, replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from namm.errors import UsageError
+from namm.experiments.plain import changes, digest, from_yaml, plain, read_yaml, to_yaml
+from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
+from namm.experiments.stages import STAGES, stage_keys, stages_until
+
+ALL = [(experiment, name) for experiment in EXPERIMENTS for name in PRESETS]
+
+
+@pytest.mark.parametrize(("experiment", "name"), ALL)
+def test_every_preset_survives_yaml(experiment, name):
+    chosen = preset(experiment, name)
+    back = from_yaml(to_yaml(chosen))
+    assert back == chosen
+    assert stage_keys(back.settings) == stage_keys(chosen.settings)
+
+
+@given(
+    rate=st.floats(1e-8, 1, allow_subnormal=False),
+    betas=st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
+    clip=st.none() | st.floats(1e-3, 10),
+    threshold=st.none() | st.floats(0, 1),
+    budget=st.sampled_from(["3 steps", "0.5 minutes", "1e3 epochs"]),
+    skip=st.booleans(),
+    multipliers=st.lists(st.integers(1, 8), max_size=5).map(tuple),
+)
+def test_changed_settings_survive_yaml(rate, betas, clip, threshold, budget, skip, multipliers):
+    base = preset("periodic").settings
+    train = replace(base.map.train, learning_rate=rate, betas=betas, clip=clip, budget=budget)
+    changed = replace(
+        base,
+        data=replace(base.data, threshold=threshold),
+        map=replace(base.map, train=train, f=replace(base.map.f, skip=skip)),
+        mdm=replace(base.mdm, network=replace(base.mdm.network, multipliers=multipliers)),
+    )
+    assert from_yaml(to_yaml(replace(preset("periodic"), settings=changed))).settings == changed
+
+
+def every_key(value, path=()):
+    """(path, name) of every setting, at every depth."""
+    for f in fields(value):
+        yield path, f.name
+        if is_dataclass(getattr(value, f.name)):
+            yield from every_key(getattr(value, f.name), (*path, f.name))
+
+
+def test_a_misspelt_key_anywhere_is_named_with_its_place_and_the_nearest():
+    chosen = preset("burgers")
+    found = list(every_key(chosen.settings))
+    assert len(found) > 100
+    for path, name in found:
+        content = yaml.safe_load(to_yaml(chosen))
+        place = content
+        for part in path:
+            place = place[part]
+        misspelt = name[:-1] + "qq" if len(name) > 4 else name + "q"
+        place[misspelt] = place.pop(name)
+        with pytest.raises(UsageError) as caught:
+            from_yaml(yaml.safe_dump(content), "my.yaml")
+        message = str(caught.value)
+        assert message.startswith("my.yaml: ")
+        assert repr(misspelt) in message
+        assert ".".join(path) in message
+        assert f"Did you mean {name!r}?" in message or f" {name}" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("map: {train: {batch_size: many}}", "map.train.batch_size must be a whole number, not 'many'"),
+        ("map: {train: {batch_size: 1.5}}", "map.train.batch_size must be a whole number, not 1.5"),
+        ("map: {train: {batch_size: true}}", "map.train.batch_size must be a whole number, not True"),
+        ("map: {train: {batch_size: 0}}", "map.train: batch_size must be at least 1, not 0"),
+        ("map: {train: {learning_rate: fast}}", "map.train.learning_rate must be a number, not 'fast'"),
+        ("map: {train: {learning_rate: null}}", "map.train.learning_rate must be a number, not None"),
+        ("map: {train: {betas: 0.5}}", "map.train.betas must be a list of 2 values, not 0.5"),
+        ("map: {train: {betas: [0.5, x]}}", r"map.train.betas\[1\] must be a number, not 'x'"),
+        ("map: {train: {budget: 30 seconds}}", "map.train: the budget '30 seconds' is not"),
+        ("map: {train: {budget: 30}}", "map.train.budget must be text, not 30"),
+        ("map: {f: {skip: 1}}", "map.f.skip must be true or false, not 1"),
+        ("map: {f: {activation: softpls}}", "map.f.activation called 'softpls'. Did you mean 'softplus'?"),
+        ("map: {f: {activation: 3}}", "map.f.activation must be one of softplus, sigmoid, tanh, none, not 3"),
+        ("map: {f: 3}", "map.f must be a mapping of settings, not 3"),
+        ("map: {sigma_max: -1}", "map: sigma_max must be positive, not -1.0"),
+        ("data: {dt: 0.1}\ndata: {dt: 0.2}", "the key 'data' is given twice"),
+        ("data: {n_val: 0}", "data.n_train and data.n_val must be 1 or more"),
+        ("data: {", "is not YAML"),
+        ("preset: dmeo", "no preset 'dmeo'. Did you mean 'demo'?"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_place(text, message):
+    with pytest.raises(UsageError, match=f"my.yaml.*{message}"):
+        from_yaml(f"experiment: burgers\n{text}\n", "my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("map: {}", "which experiment"),
+        ("- 1", "which experiment"),
+        ("", "which experiment"),
+        ("experiment: burger", "no experiment 'burger'. Did you mean 'burgers'?"),
+    ],
+)
+def test_a_file_must_name_its_experiment(text, message):
+    with pytest.raises(UsageError, match=message):
+        from_yaml(text)
+
+
+def test_a_missing_file_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_yaml(tmp_path / "none.yaml")
+
+
+def test_what_a_file_leaves_out_comes_from_its_preset():
+    chosen = from_yaml("experiment: periodic\npreset: paper\nmap: {train: {learning_rate: 1e-5, clip: 1}}")
+    paper = preset("periodic", "paper")
+    assert chosen.settings.map.train.learning_rate == 1e-5  # YAML itself takes 1e-5 for text
+    assert chosen.settings.map.train.clip == 1.0
+    train = replace(chosen.settings.map.train, learning_rate=2e-4, clip=None)
+    assert replace(chosen.settings, map=replace(chosen.settings.map, train=train)) == paper.settings
+
+
+def test_whole_numbers_in_place_of_real_ones_do_not_change_a_key():
+    a, b = preset("periodic").settings, preset("periodic").settings
+    a = replace(a, map=replace(a.map, weights=replace(a.map.weights, constraint=5)))
+    b = replace(b, map=replace(b.map, weights=replace(b.map.weights, constraint=5.0)))
+    assert stage_keys(a) == stage_keys(b)
+    assert digest(plain(a.map)) != digest(plain(replace(a.map, sigma_max=0.2)))
+
+
+def test_changes_are_said_in_words():
+    chosen = preset("periodic")
+    other = replace(chosen, settings=replace(chosen.settings, map=replace(chosen.settings.map, sigma_max=0.2)))
+    assert changes(to_yaml(chosen), to_yaml(other)) == "map.sigma_max: 0.1 -> 0.2"
+    assert changes("{", to_yaml(other)) == "the file was written otherwise"
+
+
+# Keys
+
+
+def changed_stages(a, b):
+    return [name for name in STAGES if stage_keys(a)[name] != stage_keys(b)[name]]
+
+
+def test_a_changed_setting_changes_the_keys_of_its_stage_and_of_what_depends_on_it():
+    s = preset("burgers").settings
+    every = list(STAGES)
+    assert changed_stages(s, s) == []
+    assert changed_stages(s, replace(s, data=replace(s.data, dt=0.06))) == every
+    assert changed_stages(s, replace(s, map=replace(s.map, sigma_max=0.2))) == every[1:]
+    assert changed_stages(s, replace(s, samples=replace(s.samples, n=5))) == every[3:]
+    assert changed_stages(s, replace(s, evaluate=replace(s.evaluate, n=5))) == ["evaluate", "report"]
+    own = replace(s, dm=replace(s.dm, equal_compute=False))
+    finetuned = replace(own, finetune=replace(own.finetune, sigma_max=0.2))
+    assert changed_stages(own, finetuned) == ["finetune", "evaluate", "report"]
+
+
+def test_stages_that_do_not_exist_yet_are_refused():
+    assert [stage.name for stage in stages_until("map")] == ["data", "map"]
+    for until in ("mdm", "report", None):
+        with pytest.raises(UsageError, match="`--until map`"):
+            stages_until(until)
+    with pytest.raises(UsageError, match="Did you mean 'map'"):
+        stages_until("mapp")
