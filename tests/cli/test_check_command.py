@@ -1,5 +1,7 @@
 """`namm check` on good and bad files, with our rules and with a user's own."""
 
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -40,7 +42,8 @@ number = 3
 def check(tmp_path, monkeypatch, capsys):
     """A folder with files and rules, and the command: exit code, what was printed, what was complained about."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.delitem(sys.modules, "my_rules", raising=False)
     rng = np.random.default_rng(0)
     x = rng.random((30, 1, 8, 8), dtype=np.float32)
     np.save("random.npy", x)

@@ -137,9 +137,9 @@ def test_a_stage_whose_file_is_gone_is_made_again(tmp_path, stand_ins):
 
 def test_a_name_that_is_taken_is_not_overwritten(tmp_path):
     place_stage(tmp_path, "map", "a" * 64, {}, {})
-    (tmp_path / f"map.{'a' * 8}").mkdir()
+    (tmp_path / "map.aaaaaaaa").mkdir()
     place_stage(tmp_path, "map", "b" * 64, {}, {})
-    assert read_record(tmp_path / f"map.{'a' * 8}.2").key == "a" * 64
+    assert read_record(tmp_path / "map.aaaaaaaa.2").key == "a" * 64
     assert place_stage(tmp_path, "map", "a" * 64, {}, {}).key == "a" * 64
 
 
@@ -147,7 +147,7 @@ def test_a_name_that_is_taken_is_not_overwritten(tmp_path):
 
 
 class Killed(BaseException):
-    """Ends the process, as far as the code under test can tell."""
+    """The end of the process, as far as the code under test can tell."""
 
 
 class Executioner:
@@ -172,6 +172,7 @@ def crash(folder, at, **settings):
     """Run and die at operation `at`; whether it came to that."""
     with pytest.MonkeyPatch.context() as patch:
         Executioner(patch, at)
+        patch.setattr(os, "getpid", lambda: 1)  # what it leaves is not overwritten by the next process
         try:
             go(folder, **settings)
         except Killed:
@@ -206,8 +207,7 @@ def test_a_crash_at_any_operation_loses_nothing(tmp_path, stand_ins, then):
 def test_a_crash_at_any_operation_of_a_first_run_is_gone_on_from(tmp_path, stand_ins):
     at, crashed = 0, True
     while crashed:
-        folder = tmp_path / str(at)
-        crashed = crash(folder, at)
+        crashed = crash(folder := tmp_path / str(at), at)
         go(folder)
         assert weights(folder) == "images of size 32, σ 0.1"
         at += 1
@@ -219,10 +219,10 @@ def test_a_crash_at_any_operation_of_a_first_run_is_gone_on_from(tmp_path, stand
 
 def test_a_folder_of_another_experiment_is_refused(tmp_path, stand_ins):
     go(tmp_path)
-    before = sorted(p.name for p in tmp_path.rglob("*"))
+    before = sorted(tmp_path.rglob("*"))
     with pytest.raises(RunFolderError, match="run of the experiment 'periodic', not 'burgers'"):
         run(preset("burgers"), tmp_path, until="map")
-    assert sorted(p.name for p in tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_foreign_folder_is_refused_and_left_alone(tmp_path, stand_ins):

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
+from namm.cli.options import parse
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from namm.experiments.demo import DemoResult
 
 
 @dataclass(frozen=True)
@@ -17,59 +15,53 @@ class Demo:
     """Learn a mirror map for periodic images on a CPU, in minutes, and show that the rule is kept."""
 
     out: Path = Path("runs/demo")
-    """Folder of the training; a run that was interrupted goes on from it, a finished one is read back."""
+    """Folder of the run; one that was interrupted goes on, a finished one is read back."""
     plot: Path = Path("demo.png")
     """Where the figure goes."""
-    steps: int = 1500
+    steps: int = 1000
     """Training steps."""
     seed: int = 0
 
 
 def main(arguments: list[str]) -> int:
     """Run the command."""
-    options = tyro.cli(Demo, args=arguments, prog="namm demo")
+    options = parse(Demo, arguments, prog="namm demo")
+    if isinstance(options, int):
+        return options
     from rich.console import Console
 
-    from namm.experiments.demo import SIGMA_MAX, demo
+    from namm.experiments.demo import demo
     from namm.report.demo import demo_figure
 
     console = Console(highlight=False, soft_wrap=True)
     console.print("Images that repeat a random cell 2 × 2 times obey a rule: ℓ(x) = 0 where all four copies agree.")
-    console.print("Learning a map g to a space without the rule and its inverse f, which brings the rule back ...")
-    result = demo(options.out, steps=options.steps, seed=options.seed)
+    console.print("Learning a map g to a space without the rule, and its inverse f, which brings the rule back ...")
+    result = demo(options.out, steps=options.steps, seed=options.seed, tell=lambda line: console.print(f"  {line}"))
     options.plot.parent.mkdir(parents=True, exist_ok=True)
-    shown = {"x": "data", "x + σz": "noisy", "f(g(x) + σz)": "restored"}
-    figure = demo_figure(
-        result.images,
-        {label: result.distances[name] for label, name in shown.items()},
-        f"Noise of σ = {SIGMA_MAX} breaks the rule in data space, not in mirror space",
-    )
-    figure.savefig(options.plot, dpi=120)
-    console.print(_table(result))
+    title = f"Noise of σ = {result.sigma} breaks the rule in data space, not in mirror space"
+    demo_figure(result.images, result.distances, title).savefig(options.plot, dpi=120)
+    console.print(_table(result.figures))
     console.print(
-        f"The same noise, added in mirror space, breaks the rule {result.noisy / result.restored:.1f} times less, "
-        f"and f(g(x)) returns x to within {100 * result.error:.1f} % of its mean value."
+        f"The same noise, added in mirror space, breaks the rule "
+        f"{result.figures['distance_noise'] / result.figures['distance_map']:.1f} times less, and f(g(x)) returns x to "
+        f"within {100 * result.figures['cycle_error']:.1f} % of its mean value."
     )
-    console.print(
-        f"Training took {result.compute_seconds:.0f} s. Figure: {options.plot}. Trained maps: {options.out}/mirror."
-    )
-    console.print("Next: examples/own_constraint.py shows your own rule on your own data.")
+    console.print(f"Training took {result.compute_seconds:.0f} s. Figure: {options.plot}. The run: {options.out}.")
+    console.print("Next: examples/own_constraint.py, your own rule on your own data; `namm run --help`, experiments.")
     return 0
 
 
-def _table(result: "DemoResult") -> "Table":
+def _table(figures: dict[str, float]) -> "Table":
     from rich.table import Table
 
-    from namm.experiments.demo import HELD_OUT
-
-    table = Table(title=f"mean ℓ over {HELD_OUT} held-out images")
+    table = Table(title=f"mean ℓ over {figures['measured_on']:.0f} held-out images")
     table.add_column("images")
     table.add_column("mean ℓ", justify="right")
-    for name, value in (
-        ("data x", result.data),
-        ("noise added directly, x + σz", result.noisy),
-        ("noise added in mirror space, f(g(x) + σz)", result.restored),
-        ("no noise, f(g(x))", result.inverted),
+    for name, key in (
+        ("data x", "distance_data"),
+        ("noise added directly, x + σz", "distance_noise"),
+        ("noise added in mirror space, f(g(x) + σz)", "distance_map"),
+        ("no noise, f(g(x))", "distance_cycle"),
     ):
-        table.add_row(name, f"{value:.2e}")
+        table.add_row(name, f"{figures[key]:.2e}")
     return table

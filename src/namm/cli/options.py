@@ -62,14 +62,23 @@ def refuse_more(arguments: Sequence[str], usage: str) -> None:
         raise UsageError(f"{arguments[0]!r} is not understood here. Usage: {usage}")
 
 
-def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: str = "", **options: Any) -> T | int:
-    """An object of `kind` from the arguments; an exit code where tyro answered them itself (help, mistakes)."""
+def parse(
+    kind: type[T], arguments: Sequence[str], *, prog: str, description: str = "", usage: str = "", **options: Any
+) -> T | int:
+    """An object of `kind` from the arguments; an exit code where they were answered here (help, mistakes).
+
+    `usage`, what tyro does not know of, precedes its help.
+    """
     import tyro
 
     try:
-        return tyro.cli(kind, args=list(arguments), prog=prog, description=description or None, **options)
-    except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else 1
-    except BrokenPipeError:  # the help text went to a program that has seen enough
+        if usage and set(arguments) & set(HELP):
+            print(usage + "\n")
+        try:
+            return tyro.cli(kind, args=list(arguments), prog=prog, description=description or None, **options)
+        except SystemExit as exit_:
+            sys.stdout.flush()
+            return exit_.code if isinstance(exit_.code, int) else 1
+    except BrokenPipeError:  # the help went to a program that has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

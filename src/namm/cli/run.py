@@ -80,13 +80,12 @@ def _settings(base: Preset, arguments: list[str]) -> Settings | int:
     """The settings with the changes that the arguments ask for, or an exit code."""
     if not arguments:
         return base.settings
-    if set(arguments) & set(HELP):
-        print(usage() + "\n")
     return parse(
         Settings,
         arguments,
         prog=f"namm run {base.experiment}",
         description=f"Settings of {base.experiment}, preset {base.name}.",
+        usage=usage(),
         default=base.settings,
     )
 

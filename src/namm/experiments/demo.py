@@ -1,87 +1,70 @@
-"""The demonstration: a mirror map for periodic unit cells, learned on a CPU in minutes.
+"""The demonstration: the periodic experiment's smallest preset, up to its map, shown on images it has not seen.
 
 Held-out images x get noise of σ_max twice: directly, and in mirror space before they are mapped back. If the map has
 learned the rule, ℓ(f(g(x) + σz)) is far below ℓ(x + σz), while f(g(x)) is still x.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from namm.constraints import Periodic
-from namm.datasets.unit_cells import UnitCells
-from namm.maps import ICNN, MirrorMap, ResNet
-from namm.numerics import fold, generator
-from namm.training.maps import train_map
-from namm.training.objectives import UniformNoise, Weights
-from namm.training.settings import TrainSettings
+from namm.datasets import open_store
+from namm.experiments import build
+from namm.experiments.data_stage import images_file
+from namm.experiments.map_stage import measure, mirror_folder
+from namm.experiments.presets import Preset, preset
+from namm.experiments.run import Tell, run
+from namm.maps import MirrorMap
+from namm.numerics import generator
 
-SIGMA_MAX = 0.1
-TRAIN, HELD_OUT = 2048, 256
+HELD_OUT = 256
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Mean ℓ over the held-out images, and the images that the figure shows, each (N, 1, H, W).
+    """What the demonstration shows.
 
     Attributes:
-        data: ℓ(x).
-        noisy: ℓ(x + σz).
-        restored: ℓ(f(g(x) + σz)).
-        inverted: ℓ(f(g(x))).
-        error: mean |x − f(g(x))| / mean |x|.
+        figures: As `namm.experiments.map_stage.measure` returns them.
+        images: x, x + σz, g(x) and f(g(x) + σz) by these names, each (N, 1, H, W).
+        distances: ℓ of those of them that live in data space, each (N,).
+        sigma: σ.
         compute_seconds: Time spent in training steps.
-        images: x, x + σz, g(x) and f(g(x) + σz) by name.
-        distances: ℓ per image, by the same names as above.
     """
 
-    data: float
-    noisy: float
-    restored: float
-    inverted: float
-    error: float
-    compute_seconds: float
+    figures: dict[str, float]
     images: dict[str, Tensor]
     distances: dict[str, Tensor]
+    sigma: float
+    compute_seconds: float
 
 
-def demo(folder: str | Path | None, *, steps: int = 1000, seed: int = 0) -> DemoResult:
-    """Make images, learn the map, measure it on images it has not seen."""
-    dataset, rule = UnitCells(size=32), Periodic(tiles=(2, 2))
-    with torch.random.fork_rng([]):
-        torch.manual_seed(fold(seed, "initial weights"))
-        g = ICNN(layers=2, filters=16)
-        f = ResNet(filters=8, blocks=2, normalisation="none", dropout=0.0, skip=True, activation="sigmoid")
-    mirror = MirrorMap(g, f)
-    result = train_map(
-        mirror,
-        dataset.images(seed, "train", 0, TRAIN),
-        rule,
-        noise=UniformNoise(SIGMA_MAX),
-        weights=Weights(constraint=5.0, regulariser=0.3),
-        settings=TrainSettings(
-            budget=f"{steps} steps", learning_rate=1e-3, schedule="cosine", warmup_steps=20, ema_decay=0.99, seed=seed
-        ),
-        validation=dataset.images(seed, "val", 0, 64),
-        folder=folder,
-    )
-    return measure(mirror, rule, dataset.images(seed, "test", 0, HELD_OUT), result.compute_seconds, seed)
+def demo(folder: str | Path, *, steps: int = 1000, seed: int = 0, tell: Tell = print) -> DemoResult:
+    """Make the images and learn the map, or go on with it, then measure it."""
+    chosen = _chosen(steps, seed)
+    records = run(chosen, folder, until="map", tell=tell)
+    return _show(chosen, Path(folder), records["map"].compute_seconds)
+
+
+def _chosen(steps: int, seed: int) -> Preset:
+    chosen = preset("periodic", "demo")
+    s = chosen.settings
+    train = replace(s.map.train, budget=f"{steps} steps", seed=seed)
+    return replace(chosen, settings=replace(s, data=replace(s.data, seed=seed), map=replace(s.map, train=train)))
 
 
 @torch.no_grad()
-def measure(mirror: MirrorMap, rule: Periodic, x: Tensor, compute_seconds: float, seed: int) -> DemoResult:
-    """The distances on held-out images x (N, 1, H, W)."""
-    x = x.to(next(mirror.parameters()).device)
-    noise = SIGMA_MAX * torch.randn(x.shape, generator=generator(seed, "demo")).to(x)
+def _show(chosen: Preset, folder: Path, compute_seconds: float) -> DemoResult:
+    settings = chosen.settings
+    rule, sigma = build.constraint(settings.data.rule), settings.map.sigma_max
+    mirror = MirrorMap.load(mirror_folder(folder / "map"))
+    with open_store(images_file(folder / "data")) as store:
+        x = store["test"][:HELD_OUT]
+    noise = sigma * torch.randn(x.shape, generator=generator(settings.map.train.seed, "demo"))
     y = mirror.to_mirror(x)
-    inverted, restored = mirror.to_data(y), mirror.to_data(y + noise)
-    distances = {"data": rule(x), "noisy": rule(x + noise), "restored": rule(restored), "inverted": rule(inverted)}
-    return DemoResult(
-        **{name: float(distance.mean()) for name, distance in distances.items()},
-        error=float((x - inverted).abs().mean() / x.abs().mean()),
-        compute_seconds=compute_seconds,
-        images={"x": x, "x + σz": x + noise, "g(x)": y, "f(g(x) + σz)": restored},
-        distances=distances,
-    )
+    images = {"x": x, "x + σz": x + noise, "g(x)": y, "f(g(x) + σz)": mirror.to_data(y + noise)}
+    distances = {name: rule(batch) for name, batch in images.items() if name != "g(x)"}
+    figures = measure(mirror, rule, x, sigma, settings.map.train.seed)
+    return DemoResult(figures, images, distances, sigma, compute_seconds)

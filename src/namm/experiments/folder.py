@@ -124,17 +124,17 @@ def write_settings(folder: Path, text: str) -> str | None:
 def place_stage(run: Path, stage: str, key: str, settings: Any, needs: Mapping[str, str]) -> Record:
     """Make `run/stage` the folder of that key: as it is, brought back, or new; another key's is set aside."""
     folder, draft = run / stage, run / f".{stage}{DRAFT}"
+    shutil.rmtree(draft, ignore_errors=True)
     if folder.exists():
         record = read_record(folder)
+        _sweep(folder)
         if record.key == key:
-            _sweep(folder)
             return record
         rename_durably(folder, _free_name(run, stage, record.key))
     for aside in stages_aside(run, stage):
         if read_record(aside).key == key:
             rename_durably(aside, folder)
             return read_record(folder)
-    shutil.rmtree(draft, ignore_errors=True)
     write_record(draft, Record(stage, key, settings, dict(needs)))
     rename_durably(draft, folder)
     return read_record(folder)

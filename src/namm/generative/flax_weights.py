@@ -2,8 +2,8 @@
 
 Input is a flat mapping from flax path to array, as `ResnetBlockBigGANpp_3/Conv_0/kernel`. Flax numbers modules of one
 kind in order of use over the whole network, and ours are registered in order of use, so the k-th of a kind there is the
-k-th of the kind here. Kernels change from (height, width, in, out) to (out, in, height, width), matrices from (in, out) to
-(out, in). With L resolutions and n blocks each, a network has 2Ln + 3L residual blocks.
+k-th of the kind here. Kernels change from (height, width, in, out) to (out, in, height, width), matrices from (in, out)
+to (out, in). With L resolutions and n blocks each, a network has 2Ln + 3L residual blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from namm.errors import UsageError
 from namm.generative.layers import PyramidStep, ResidualBlock, SelfAttention
 from namm.generative.ncsnpp import NCSNpp
 
@@ -73,9 +72,6 @@ def ncsnpp_state(arrays: Arrays, network: NCSNpp) -> dict[str, Tensor]:
         state |= _attention(arrays, f"{ATTENTION}_{k}", name)
     for k, name in enumerate(_names(network, PyramidStep)):
         state |= _conv(arrays, f"{PYRAMID}_{k}/Conv2d_0", f"{name}.conv", kernel="weight")
-    theirs, ours = sum(array.size for array in arrays.values()), sum(tensor.numel() for tensor in state.values())
-    if theirs != ours:
-        raise UsageError(f"the arrays hold {theirs} weights, of which this NCSNpp has a place for {ours}.")
     return state
 
 
@@ -114,9 +110,7 @@ def _conv(arrays: Arrays, flax: str, ours: str, *, kernel: str = "kernel") -> di
     return {f"{ours}.weight": _tensor(weight), f"{ours}.bias": _tensor(arrays[f"{flax}/bias"])}
 
 
-def _dense(
-    arrays: Arrays, flax: str, ours: str, *, kernel: str = "kernel", bias: str = "bias"
-) -> dict[str, Tensor]:
+def _dense(arrays: Arrays, flax: str, ours: str, *, kernel: str = "kernel", bias: str = "bias") -> dict[str, Tensor]:
     weight = arrays[f"{flax}/{kernel}"].T
     return {f"{ours}.weight": _tensor(weight), f"{ours}.bias": _tensor(arrays[f"{flax}/{bias}"])}
 

@@ -1,15 +1,15 @@
 """NCSN++, the score network of the paper (Sec. 3.2 and App. D.2): a U-Net with a pyramid of the input.
 
-    h₀ = conv(x),  p₀ = x,  s = 999 t,  τ = W₂ SiLU(W₁ [sin(ω s), cos(ω s)])
-    down     at each resolution: residual blocks [with attention], all kept; then halve, and p ← (conv(φ p) + h)/√2, h ← p
+    h = conv(x),  p = x,  s = 999 t,  τ = W₂ SiLU(W₁ [sin(ω s), cos(ω s)])
+    down     at each resolution residual blocks [with attention], every h kept; then halve h, h ← p ← (conv(φ p) + h)/√2
     middle   residual block, attention, residual block
-    up       at each resolution: residual blocks on (h, what was kept), [attention]; then double
+    up       at each resolution residual blocks on (h, an h that was kept) [and attention]; then double h
     out      conv(SiLU(norm h))
 
-`network(y_t, t)` takes the diffusion time t in (0, 1]; the factor 999 is applied inside, so that any module with these two
-arguments can stand in its place. The network returns what the diffusion trains it for (the noise ε in the paper: the
-score is −network(y_t, t)/std(t)); before training it returns zero. The published network replaces x by 2x − 1 first, even
-in mirror space; ours does so only when asked.
+`network(y_t, t)` takes the diffusion time t in (0, 1]. The factor 999 is applied inside, so that any module with these
+two arguments can stand in its place. What comes out is what the diffusion trains it for: in the paper the noise ε, so
+that the score is −network(y_t, t)/std(t). Before training it is zero. The published network replaces x by 2x − 1 first,
+even in mirror space; ours does so only when asked.
 
 Made for channels-last memory and bfloat16 autocast. The time's embedding and the last convolution stay in float32 or
 better whatever autocast says.
@@ -44,7 +44,7 @@ class NCSNpp(ModelMixin, ConfigMixin):
         dropout: Probability inside the residual blocks, in training only.
         unshuffle: Pixels a side that become channels before the first layer: 2 halves every resolution.
         rescale_input: Replace y_t by 2 y_t − 1 first, as the published network does. Off for standardised images.
-        reference_frequencies: Round ω to float32 in float64 too, as the published network does. No effect below float64.
+        reference_frequencies: Round ω to float32 in float64 too, as the published network does; changes float64 only.
     """
 
     @register_to_config
@@ -123,9 +123,8 @@ class NCSNpp(ModelMixin, ConfigMixin):
             raise DataError(f"this NCSNpp takes images (B, {self.channels}, H, W); it was given {tuple(shape)}.")
         if shape[2] % self.factor or shape[3] % self.factor:
             raise DataError(
-                f"this NCSNpp divides the image {self.factor} times along each axis; height and width must be "
-                f"divisible by {self.factor}, and {shape[2]}×{shape[3]} is not. Crop or pad the images, or choose fewer "
-                "multipliers."
+                f"this NCSNpp makes images {self.factor} times smaller, so height and width must be divisible by "
+                f"{self.factor}; these images are {shape[2]}×{shape[3]}. Crop or pad them, or choose fewer multipliers."
             )
         if shape[2] != self.height and not self.any_height:
             raise DataError(
@@ -136,7 +135,9 @@ class NCSNpp(ModelMixin, ConfigMixin):
     def _embed(self, x: Tensor, t: Tensor) -> Tensor:
         """τ: (B, 4 filters), in float32 or better up to the weights' own precision."""
         if t.ndim > 1 or t.numel() not in (1, len(x)):
-            raise DataError(f"t must have one entry per image, {len(x)}, or one for all; its shape is {tuple(t.shape)}.")
+            raise DataError(
+                f"t must have one entry per image, {len(x)}, or one for all; its shape is {tuple(t.shape)}."
+            )
         with full_precision(x):
             precision = torch.promote_types(torch.promote_types(x.dtype, t.dtype), torch.float32)
             scaled = TIME_SCALE * t.to(precision).expand(len(x))

@@ -64,6 +64,12 @@ class VPSDE:
         """σ = s/m, the noise level that diffusers' schedulers count in."""
         return torch.expm1(-2 * self.log_mean(t)).sqrt()
 
+    def time_of(self, noise_ratio: Tensor) -> Tensor:
+        """The t at which s/m is `noise_ratio`: the inverse of `noise_ratio(t)`, in closed form."""
+        log_mean = 0.5 * torch.log1p(noise_ratio.square())  # −c
+        slope = self.beta_max - self.beta_min
+        return 4 * log_mean / (self.beta_min + (self.beta_min**2 + 4 * slope * log_mean).sqrt())
+
     def discrete_betas(self, steps: int = 1000) -> Tensor:
         """β_i = 1 − ᾱ_i/ᾱ_{i−1} with ᾱ_i = m(t_i)² at t_i = (i + 1)/steps: (steps,) in float64.
 

@@ -1,0 +1,205 @@
+"""The diffusion model (paper Sec. 3.2, Eq. 6): a network trained by denoising score matching on mirror images y.
+
+    u = (y − mean) / scale per channel,      u(t) = m(t) u + s(t) ε,      t ~ U(t_min, 1),   ε ~ N(0, I)
+    loss = E (network(u(t), t) − target)²,   target = ε, or v = m ε − s u;  the mean over pixels
+
+For ε this is score matching weighted by s², 2/(C·H·W) times the sum ½ ‖s score + ε‖². The diffusion lives in
+standardised space: whatever has a time, that is y_t, `denoise`, `score` and the state of a sampler, is standardised;
+whatever has none, that is `loss(y)`, `fit_statistics(y)` and `sample`, is in mirror space itself. `standardise` and
+`unstandardise` lead from one to the other.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from namm.datasets.batches import Images, in_chunks
+from namm.errors import DataError, UsageError
+from namm.generative.base import evaluating
+from namm.generative.noise import batch_starts, sample_in_batches
+from namm.generative.samplers import EulerMaruyama, Sampler
+from namm.generative.vpsde import VPSDE, Epsilon, Prediction, score_from_epsilon
+from namm.numerics import at_least_float32
+
+CHUNK = 256  # images per piece of the statistics
+EPSILON, PAPER_SDE, PAPER_SAMPLER = Epsilon(), VPSDE(), EulerMaruyama(1000)
+
+
+class Diffusion(nn.Module):
+    """A diffusion model of images in mirror space.
+
+    Args:
+        network: `network(y_t, t)` with y_t (B, C, H, W) and t (B,) in (0, 1] returns a tensor of y_t's shape: `NCSNpp`,
+            any module of your own, or a model of diffusers in a `DiffusersNetwork`.
+        sample_shape: (C, H, W).
+        prediction: What the network's output means: `Epsilon()` (the paper) or `Velocity()`, which learns faster and
+            whose samples stay finite after a short training.
+        t_min: The smallest time trained and sampled; the same for every model that is compared.
+        sde: The noise schedule.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        sample_shape: tuple[int, int, int],
+        *,
+        prediction: Prediction = EPSILON,
+        t_min: float = 1e-3,
+        sde: VPSDE = PAPER_SDE,
+    ) -> None:
+        super().__init__()
+        if len(sample_shape) != 3 or min(sample_shape) < 1:
+            raise UsageError(f"sample_shape must be three positive sizes (C, H, W), not {sample_shape}.")
+        if not 0 < t_min < 1:
+            raise UsageError(f"t_min must lie between 0 and 1, not {t_min}.")
+        self.network, self.prediction, self.t_min, self.sde = network, prediction, t_min, sde
+        channels, height, width = sample_shape
+        self.sample_shape = (int(channels), int(height), int(width))
+        self.register_buffer("mean", torch.zeros(channels, 1, 1))
+        self.register_buffer("scale", torch.ones(channels, 1, 1))
+
+    def extra_repr(self) -> str:
+        """What makes this model differ from another with the same network."""
+        return f"sample_shape={self.sample_shape}, prediction={self.prediction}, t_min={self.t_min}, sde={self.sde}"
+
+    # Standardisation
+
+    @torch.no_grad()
+    def fit_statistics(self, y: Images) -> None:
+        """Set mean and scale to the mean and standard deviation of each channel of y (N, C, H, W), read in pieces.
+
+        A channel that never varies keeps the scale 1.
+        """
+        mean, deviation = channel_statistics(y, self.sample_shape)
+        self.mean.copy_(mean.reshape(-1, 1, 1))
+        self.scale.copy_(torch.where(deviation > 0, deviation, 1.0).reshape(-1, 1, 1))
+
+    def standardise(self, y: Tensor) -> Tensor:
+        """(y − mean) / scale, in float32 or better."""
+        mean, scale = at_least_float32(self.mean), at_least_float32(self.scale)
+        return (y.to(mean.dtype) - mean) / scale
+
+    def unstandardise(self, u: Tensor) -> Tensor:
+        """The inverse of `standardise`: scale u + mean."""
+        return at_least_float32(self.scale) * u + at_least_float32(self.mean)
+
+    # Learning
+
+    def draw(self, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """t (B,) uniform in [t_min, 1] and ε of y's shape."""
+        u = torch.rand(len(y), generator=generator, device=y.device, dtype=y.dtype)
+        epsilon = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
+        return self.t_min + (1 - self.t_min) * u, epsilon
+
+    def loss(self, y: Tensor, *draws: Tensor) -> Tensor:
+        """Mean squared error of the network on images y (B, C, H, W); `draws` are t and ε, drawn here if not given."""
+        _check_shape(y, self.sample_shape)
+        t, epsilon = (draw.to(at_least_float32(self.mean).dtype) for draw in draws or self.draw(y))
+        u, marginal = self.standardise(y), self.sde.marginal(t)
+        u_t = marginal.mean * u + marginal.std * epsilon
+        error = self._output(u_t, t) - self.prediction.target(u, epsilon, marginal)
+        return error.square().mean()
+
+    # Reversing; everything here is standardised
+
+    def denoise(self, y_t: Tensor, t: Tensor) -> Tensor:
+        """E[y(0) | y(t)] for y_t (B, C, H, W) and t (B,), both sides standardised; differentiable in y_t."""
+        return self.prediction.denoised(self._output(y_t, t), y_t, self.sde.marginal(t))
+
+    def epsilon(self, y_t: Tensor, t: Tensor) -> Tensor:
+        """E[ε | y(t)], standardised."""
+        return self.prediction.epsilon(self._output(y_t, t), y_t, self.sde.marginal(t))
+
+    def score(self, y_t: Tensor, t: Tensor) -> Tensor:
+        """∇ log p(y(t)), standardised."""
+        return score_from_epsilon(self.epsilon(y_t, t), self.sde.marginal(t))
+
+    def _output(self, y_t: Tensor, t: Tensor) -> Tensor:
+        return at_least_float32(self.network(y_t, t))
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        *,
+        sampler: Sampler = PAPER_SAMPLER,
+        batch_size: int = 64,
+        generator: torch.Generator | int | None = None,
+        progress: bool = True,
+    ) -> Tensor:
+        """`n` samples in mirror space, (n, C, H, W), on the model's device.
+
+        The noise of sample i depends on (seed, i, step) only, so `batch_size` and the number of processes do not change
+        it. Under torchrun every process must call this; each makes its share and all get all samples.
+
+        Args:
+            n: How many.
+            sampler: `EulerMaruyama(1000)` (the paper), `Ancestral`, `DDIM`, `DPMSolver(25)` or `UniPC(25)`.
+            batch_size: Samples made together.
+            generator: A seed, or a generator to draw it from; None draws it from torch's own.
+            progress: Show a progress bar, where there is a terminal.
+        """
+        with evaluating(self), _ticking(n, batch_size, sampler.steps, progress) as tick:
+            return sample_in_batches(
+                lambda noise: self.unstandardise(sampler(self, noise, tick)),
+                n,
+                self.sample_shape,
+                like=at_least_float32(self.mean),
+                batch_size=batch_size,
+                generator=generator,
+            )
+
+
+class DiffusersNetwork(nn.Module):
+    """A model of diffusers, such as `UNet2DModel`, as a network in continuous time: its index is 1000 t − 1."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, y_t: Tensor, t: Tensor) -> Tensor:
+        """(B, C, H, W), (B,) -> (B, C, H, W)."""
+        output: Tensor = self.model(y_t, 1000 * t - 1).sample
+        return output
+
+
+def channel_statistics(images: Images, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel, (C,) in float64, in one pass over pieces of the images."""
+    count, mean, squares = 0, torch.zeros(shape[0], dtype=torch.double), torch.zeros(shape[0], dtype=torch.double)
+    for chunk in in_chunks(images, CHUNK):
+        _check_shape(chunk, shape)
+        pixels = chunk.double().transpose(0, 1).flatten(1).cpu()
+        size, centre = pixels.shape[1], pixels.mean(1)
+        shift = centre - mean
+        squares += (pixels - centre[:, None]).square().sum(1) + shift.square() * count * size / (count + size)
+        count += size
+        mean += shift * size / count
+    if count == 0 or not torch.isfinite(squares).all():
+        raise DataError("the mean and scale of the images are not finite: there are no images, or NaN or Inf in them.")
+    return mean, (squares / count).sqrt()
+
+
+@contextmanager
+def _ticking(n: int, batch_size: int, steps: int, visible: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar over the steps of this process, advanced by calling what this yields."""
+    processes, console = PartialState(cpu=not torch.cuda.is_available()), Console(stderr=True)
+    hidden = not (visible and processes.is_main_process and console.is_terminal)
+    with Progress(console=console, disable=hidden) as bar:
+        batches = len(batch_starts(n, max(1, batch_size), 0, processes.num_processes))
+        task = bar.add_task(f"sampling {n}", total=steps * batches)
+        yield lambda: bar.advance(task)
+
+
+def _check_shape(y: Tensor, shape: tuple[int, int, int]) -> None:
+    if y.ndim != 4 or tuple(y.shape[1:]) != shape:
+        raise DataError(
+            f"images of shape {tuple(y.shape)} do not fit a model of sample_shape {shape}: (N, C, H, W) is needed."
+        )

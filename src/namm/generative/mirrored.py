@@ -1,0 +1,43 @@
+"""A generative model of mirror space, seen from data space (paper Sec. 3.2).
+
+    y ~ model,    x = f(y)
+
+With `IdentityMap` this is the plain model.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from namm.generative.base import GenerativeModel, evaluating
+from namm.maps import Mirror
+
+CHUNK = 64  # images mapped at a time
+
+
+class Mirrored(nn.Module):
+    """Samples of `model`, mapped to data space by `mirror`.
+
+    Args:
+        model: Draws mirror images y.
+        mirror: f and g; only f, `to_data`, is used.
+    """
+
+    def __init__(self, model: GenerativeModel, mirror: Mirror) -> None:
+        super().__init__()
+        self.model, self.mirror = model, mirror
+
+    def sample(self, n: int, *, generator: torch.Generator | int | None = None, **options: Any) -> Tensor:
+        """x = f(y), (n, C, H, W); `options` (sampler, batch_size, progress …) are the model's."""
+        return self.sample_pairs(n, generator=generator, **options)[0]
+
+    @torch.no_grad()
+    def sample_pairs(
+        self, n: int, *, generator: torch.Generator | int | None = None, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """x = f(y) and the y they come from, each (n, C, H, W)."""
+        y = self.model.sample(n, generator=generator, **options)
+        with evaluating(self):
+            x = torch.cat([self.mirror.to_data(chunk) for chunk in y.split(CHUNK)])
+        return x, y

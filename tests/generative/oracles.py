@@ -1,0 +1,69 @@
+"""Distributions whose diffusion is known in closed form, as networks that cannot be improved.
+
+For y ~ N(μ, Σ):  y(t) ~ N(m μ, K),  K = m² Σ + s² I,  E[ε | y(t)] = s K⁻¹ (y(t) − m μ),  E[y | y(t)] = μ + m Σ K⁻¹ (y(t) − m μ).
+The marginals are written out here again, in float64, so that they check those of the package.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from namm.generative.diffusion import Diffusion
+from namm.generative.vpsde import Epsilon, Velocity
+
+
+def marginals(t: Tensor) -> tuple[Tensor, Tensor]:
+    """m and s, (B, 1)."""
+    exponent = (0.1 * t.double() + 9.95 * t.double().square())[:, None]
+    return torch.exp(-exponent / 2), torch.sqrt(1 - torch.exp(-exponent))
+
+
+class Exact(nn.Module):
+    """A network that returns E[ε | y(t)], or v if `velocity`."""
+
+    def __init__(self, velocity: bool = False) -> None:
+        super().__init__()
+        self.velocity = velocity
+
+    def denoised(self, y: Tensor, m: Tensor, s: Tensor) -> Tensor:
+        """E[y | y(t)] for y(t) (B, D)."""
+        raise NotImplementedError
+
+    def forward(self, y_t: Tensor, t: Tensor) -> Tensor:
+        y, (m, s) = y_t.flatten(1).double(), marginals(t)
+        clean = self.denoised(y, m, s)
+        epsilon = (y - m * clean) / s
+        output = m * epsilon - s * clean if self.velocity else epsilon
+        return output.reshape(y_t.shape).to(y_t.dtype)
+
+
+class Gaussian(Exact):
+    """y ~ N(mean, covariance), mean (D,)."""
+
+    def __init__(self, mean: Tensor, covariance: Tensor, velocity: bool = False) -> None:
+        super().__init__(velocity)
+        self.mean = mean.double()
+        self.variances, self.axes = torch.linalg.eigh(covariance.double())
+
+    def denoised(self, y: Tensor, m: Tensor, s: Tensor) -> Tensor:
+        along = (y - m * self.mean) @ self.axes
+        return self.mean + (along * m * self.variances / (m**2 * self.variances + s**2)) @ self.axes.T
+
+
+class Mixture(Exact):
+    """y ~ Σ_k weights_k N(centres_k, variance I), centres (K, D)."""
+
+    def __init__(self, centres: Tensor, weights: Tensor, variance: float, velocity: bool = False) -> None:
+        super().__init__(velocity)
+        self.centres, self.weights, self.variance = centres.double(), weights.double(), variance
+
+    def denoised(self, y: Tensor, m: Tensor, s: Tensor) -> Tensor:
+        spread = m**2 * self.variance + s**2
+        offsets = y[:, None] - m[..., None] * self.centres
+        share = (self.weights.log() - offsets.square().sum(2) / (2 * spread)).softmax(1)[..., None]
+        each = self.centres + (m * self.variance / spread)[..., None] * offsets
+        return (share * each).sum(1)
+
+
+def exact_diffusion(network: Exact, pixels: int) -> Diffusion:
+    """A diffusion of images of `pixels` pixels in a row."""
+    return Diffusion(network, (1, 1, pixels), prediction=Velocity() if network.velocity else Epsilon())

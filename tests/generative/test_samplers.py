@@ -1,0 +1,147 @@
+"""Samplers against distributions whose score is known in closed form."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from oracles import Gaussian, Mixture, exact_diffusion
+
+from namm.errors import UsageError
+from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC, even_in_noise, even_in_time
+
+MEAN = torch.tensor([0.5, -1.0])
+COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 0.5]])
+
+# Largest error of the mean and of the covariance that steps of this size leave. The reverse ODE carries the difference
+# between N(0, I) and the true start, m(1) μ = 0.0066 μ, to its end; the reverse SDE forgets it.
+SAMPLERS = [
+    (EulerMaruyama(1000), 0.001, 0.002),
+    (Ancestral(1000), 1e-4, 0.012),
+    (DDIM(200), 0.004, 0.03),
+    (DDIM(1000, eta=1.0), 1e-4, 0.012),
+    (DPMSolver(25), 0.004, 0.025),
+    (UniPC(25), 0.004, 0.0005),
+]
+
+
+@dataclass
+class Impulses:
+    """Sample 2k + p is given the single noise 1 at step k in pixel p, the last sample none.
+
+    A sampler with a linear score is linear in its noise, so these responses give its mean and covariance exactly.
+    """
+
+    steps: int
+
+    def __call__(self, step: int) -> torch.Tensor:
+        z = torch.zeros(2 * self.steps + 1, 1, 1, 2, dtype=torch.double)
+        z[2 * step, ..., 0] = z[2 * step + 1, ..., 1] = 1
+        return z
+
+
+@dataclass
+class Plain:
+    """Independent noise for n samples."""
+
+    n: int
+    pixels: int
+
+    def __call__(self, step: int) -> torch.Tensor:
+        return torch.randn(self.n, 1, 1, self.pixels, generator=torch.Generator().manual_seed(step))
+
+
+def moments(sampler, network) -> tuple[torch.Tensor, torch.Tensor]:
+    responses = sampler(exact_diffusion(network, 2).double(), Impulses(sampler.steps)).flatten(1)
+    mean = responses[-1]
+    each = responses[:-1] - mean
+    return mean, each.T @ each
+
+
+@pytest.mark.parametrize("velocity", [False, True], ids=["epsilon", "velocity"])
+@pytest.mark.parametrize(("sampler", "of_mean", "of_covariance"), SAMPLERS, ids=lambda v: str(v))
+def test_gaussian_moments(sampler, of_mean, of_covariance, velocity):
+    mean, covariance = moments(sampler, Gaussian(MEAN, COVARIANCE, velocity))
+    assert (mean - MEAN).abs().max() <= of_mean
+    assert (covariance - COVARIANCE).abs().max() <= of_covariance
+
+
+@pytest.mark.parametrize(
+    ("sampler", "finer", "order"),
+    [
+        (EulerMaruyama(100), EulerMaruyama(400), 1),
+        (Ancestral(100), Ancestral(400), 1),
+        (DDIM(25), DDIM(100), 1),
+        (DPMSolver(25), DPMSolver(100), 2),
+    ],
+    ids=lambda v: str(v),
+)
+def test_errors_fall_with_the_order_of_the_method(sampler, finer, order):
+    """Four times the steps, 4^order times less error, with half of that to spare."""
+    network = Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.3], [0.3, 1.0]]))
+    coarse, fine = (
+        (moments(each, network)[1] - torch.tensor([[1.0, 0.3], [0.3, 1.0]])).abs().max() for each in (sampler, finer)
+    )
+    assert fine <= coarse * 2 / 4**order
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [EulerMaruyama(1000), Ancestral(1000), DDIM(200), DDIM(500, eta=1.0), DPMSolver(50), UniPC(50)],
+    ids=lambda v: str(v),
+)
+def test_a_mixture_keeps_its_weights_and_widths(sampler):
+    network = Mixture(torch.tensor([[-1.0, 0.5], [1.0, -0.5]]), torch.tensor([0.3, 0.7]), 0.01, velocity=True)
+    n = 6000
+    y = sampler(exact_diffusion(network, 2), Plain(n, 2)).flatten(1)
+    left = y[:, 0] < 0
+    assert left.float().mean() == pytest.approx(0.3, abs=0.02)
+    assert y[left].mean(0).tolist() == pytest.approx([-1.0, 0.5], abs=0.02)
+    assert y[left].std(0).tolist() == pytest.approx([0.1, 0.1], rel=0.06)
+
+
+def test_the_ancestral_step_is_ddim_with_all_its_noise(monkeypatch):
+    monkeypatch.setattr("namm.generative.samplers.even_in_noise", even_in_time)
+    model = exact_diffusion(Gaussian(MEAN, COVARIANCE), 2).double()
+    a, b = (sampler(model, Impulses(50)) for sampler in (Ancestral(50), DDIM(50, eta=1.0)))
+    assert (a - b).abs().max() <= 1e-12
+
+
+def test_times_are_those_of_the_paper():
+    times = even_in_time(exact_diffusion(Gaussian(MEAN, COVARIANCE), 2), 1000)
+    assert torch.allclose(times, torch.arange(1000, -1, -1, dtype=torch.double) / 1000, atol=1e-15, rtol=0)
+
+
+def test_times_even_in_noise():
+    model = exact_diffusion(Gaussian(MEAN, COVARIANCE), 2)
+    times = even_in_noise(model, 20)
+    assert times[0] == pytest.approx(1, abs=1e-12)
+    assert times[-2] == pytest.approx(1e-3, rel=1e-9)
+    assert times[-1] == 0
+    steps = model.sde.noise_ratio(times[:-1]).log().diff()
+    assert (steps / steps[0] - 1).abs().max() <= 1e-9
+
+
+@pytest.mark.parametrize("sampler", [s for s, *_ in SAMPLERS], ids=lambda v: str(v))
+def test_every_step_is_one_evaluation_and_one_tick(sampler):
+    network, evaluated, ticks = Gaussian(MEAN, COVARIANCE), [], []
+    network.register_forward_hook(lambda *_: evaluated.append(1))
+    few = type(sampler)(7)
+    y = few(exact_diffusion(network, 2), Plain(2, 2), lambda: ticks.append(1))
+    assert len(evaluated) == len(ticks) == 7
+    assert y.dtype == torch.float32
+
+
+@pytest.mark.parametrize("sampler", [EulerMaruyama(1), UniPC(0)], ids=lambda v: str(v))
+def test_too_few_steps(sampler):
+    with pytest.raises(UsageError, match="at least 2 steps"):
+        sampler(exact_diffusion(Gaussian(MEAN, COVARIANCE), 2), Plain(2, 2))
+
+
+@pytest.mark.parametrize("sampler", [DPMSolver(8), UniPC(8), EulerMaruyama(8)], ids=lambda v: str(v))
+def test_autocast_does_not_round_the_state(sampler):
+    """The oracle computes in float64 whatever autocast says, so only the sampler could change."""
+    model = exact_diffusion(Mixture(torch.tensor([[-1.0, 0.5], [1.0, -0.5]]), torch.tensor([0.3, 0.7]), 0.1), 2)
+    plain = sampler(model, Plain(64, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = sampler(model, Plain(64, 2))
+    assert torch.equal(plain, cast)
