@@ -170,3 +170,14 @@ def test_channels_last_is_read_as_said(check):
     code, out, _ = check("flux", "last.npy", "--layout", "NHWC")
     assert code == 0
     assert "at image 17" in out
+
+
+def test_a_file_of_ours_brings_its_split_and_its_numbers(check):
+    sizes = ["--n-train", "8", "--n-val", "0", "--n-test", "0", "--size", "16", "--dt", "0.05"]
+    assert main(["data", "burgers", *sizes, "--out", "ours.h5"]) == 0
+    code, out, _ = check("burgers", "ours.h5")
+    assert code == 0
+    assert "Burgers on 8 images" in out
+    code, _, err = check("burgers", "ours.h5", "--dt", "0.025")  # another rule than the images were made with
+    assert code == 1
+    assert "the data break the constraint Burgers" in err

@@ -22,7 +22,6 @@ import namm.experiments.map_stage  # noqa: F401
 from namm.cli import main
 
 KILLS, STEPS = 20, 400
-LONG = 1.2  # seconds that an attempt may last
 
 ARGUMENTS = [
     *("run", "periodic", "--preset", "demo", "--until", "map"),
@@ -59,21 +58,27 @@ def steps_done(folder: Path) -> int:
     return max((int(name.removeprefix("step-")) for name in names), default=-1)
 
 
-def at_the_start(folder: Path) -> bool:
+def at_the_start(folder: Path, before: int) -> bool:
     """The moment to count from: none in particular."""
     return True
 
 
-def in_the_data(folder: Path) -> bool:
+def in_the_data(folder: Path, before: int) -> bool:
     """The moment to count from: images are being drawn, or have been."""
     return any((folder / "data").glob("images.h5*"))
 
 
-def kill_once(folder: Path, moment: Callable[[Path], bool], seconds: float, most_steps: float) -> str:
+def in_the_map(folder: Path, before: int) -> bool:
+    """The moment to count from: the training is further than it was `before`."""
+    return steps_done(folder) > before
+
+
+def kill_once(folder: Path, moment: Callable[[Path, int], bool], seconds: float, most_steps: float) -> str:
     """Start the run, kill it so many seconds after `moment`, and say where it was."""
+    before = steps_done(folder)
     pid = start(folder)
     give_up = time.monotonic() + 60
-    while not moment(folder) and time.monotonic() < give_up:
+    while not moment(folder, before) and time.monotonic() < give_up:
         time.sleep(0.001)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and steps_done(folder) < most_steps:
@@ -89,10 +94,11 @@ def kill_once(folder: Path, moment: Callable[[Path], bool], seconds: float, most
 def run(folder: Path, seed: int) -> None:
     torch.set_num_threads(1)
     rng = random.Random(seed)
-    plan = [(at_the_start, 0.1)] * 3 + [(in_the_data, 0.05)] * 4 + [(at_the_start, LONG)] * (KILLS - 7)
+    plan = [(at_the_start, 0.1)] * 3 + [(in_the_data, 0.05)] * 4 + [(at_the_start, 1.0)] * 4 + [(in_the_map, 0.2)] * 9
+    assert len(plan) == KILLS
     hits = []
     for k, (moment, longest) in enumerate(plan):
-        share = STEPS * (k + 1) / (KILLS + 2)
+        share = STEPS * (k + 1) / (KILLS + 10)
         hits.append(kill_once(folder / "killed", moment, rng.uniform(0, longest), share))
     finish(folder / "killed")
     finish(folder / "whole")

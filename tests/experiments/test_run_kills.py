@@ -30,7 +30,7 @@ def test_a_run_killed_twenty_times_ends_with_the_same_bytes(tmp_path):
     hits = json.loads(done.stdout)
     assert len(hits) == 20
     assert "data" in hits
-    assert len({hit for hit in hits if hit.startswith("map")}) > 3
+    assert len({hit for hit in hits if hit.startswith("map")}) >= 9  # as many different steps
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     records = {run: json.loads((run / "map" / "stage.json").read_text()) for run in (killed, whole)}
     assert records[killed]["attempts"] > 5

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from namm.errors import DataError, UsageError
+from namm.generative.base import DrawsNoise, GenerativeModel
 from namm.generative.diffusion import Diffusion, DiffusersNetwork, channel_statistics
 from namm.generative.noise import Noise, as_seed
 from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC
@@ -113,9 +114,10 @@ def test_autocast_rounds_the_network_alone():
     draws = model.draw(y)
     with torch.autocast("cpu", torch.bfloat16):
         loss, denoised = model.loss(y, *draws), model.denoise(y, draws[0])
+    plain = model.loss(y, *draws)
     assert loss.dtype == denoised.dtype == torch.float32
-    assert float(loss) != float(model.loss(y, *draws))
-    assert float(loss) == pytest.approx(float(model.loss(y, *draws)), rel=0.02)
+    assert loss.item() != plain.item()
+    assert loss.item() == pytest.approx(plain.item(), rel=0.02)
 
 
 # Conversions
@@ -255,6 +257,12 @@ def test_half_precision_weights_do_not_shrink_the_state():
 
 
 # Other networks, and what is refused
+
+
+def test_it_is_a_generative_model():
+    assert isinstance(convolutional(), GenerativeModel)
+    assert isinstance(convolutional(), DrawsNoise)
+    assert not isinstance(nn.Identity(), GenerativeModel)
 
 
 def test_a_network_of_diffusers():

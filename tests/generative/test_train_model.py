@@ -51,33 +51,31 @@ def model(prediction=Velocity(), width: int = 8) -> Diffusion:  # noqa: B008
     return Diffusion(Perceptron(width), (1, 1, 2), prediction=prediction)
 
 
-def error_of_score(trained: Diffusion, covariance: torch.Tensor, mean: torch.Tensor) -> float:
-    """Root mean square of s (score − exact score) over y(t) and t, in standardised space."""
+def error_of_score(diffusion: Diffusion, like: Diffusion | None = None) -> float:
+    """Root mean square of s (score − exact score) over y(t) and t, in the standardised space of `like`."""
+    like = like or diffusion
+    scale = float(like.scale)
+    mean, covariance = (MEAN - float(like.mean)) / scale, COVARIANCE / scale**2
     t = torch.linspace(0.02, 1, 4000)
     y = torch.distributions.MultivariateNormal(mean, covariance).sample((4000,)).reshape(-1, 1, 1, 2)
-    marginal = trained.sde.marginal(t)
+    marginal = diffusion.sde.marginal(t)
     y_t = marginal.mean * y + marginal.std * torch.randn_like(y)
     with torch.no_grad():
         exact = exact_diffusion(Gaussian(mean, covariance), 2).score(y_t, t)
-        return float((marginal.std * (trained.score(y_t, t) - exact)).square().mean().sqrt())
+        return float((marginal.std * (diffusion.score(y_t, t) - exact)).square().mean().sqrt())
 
 
-@pytest.mark.parametrize(("prediction", "bound"), [(Epsilon(), 0.12), (Velocity(), 0.08)], ids=str)
+@pytest.mark.parametrize(("prediction", "bound"), [(Epsilon(), 0.06), (Velocity(), 0.05)], ids=str)
 def test_the_loss_leads_to_the_exact_score(prediction, bound):
     data, diffusion = pairs(20_000), model(prediction, width=64)
     settings = TrainSettings(
-        budget="1500 steps", batch_size=512, learning_rate=5e-3, betas=(0.9, 0.999), schedule="cosine", ema_decay=0.99
+        budget="1000 steps", batch_size=512, learning_rate=5e-3, betas=(0.9, 0.999), schedule="cosine", ema_decay=0.99
     )
-    untrained = error_of_score(diffusion, torch.eye(2), torch.zeros(2))
     train_model(diffusion, data, IdentityMap(), settings=settings, progress=False)
-    scale = float(diffusion.scale)
-    mean, covariance = (MEAN - float(diffusion.mean)) / scale, COVARIANCE / scale**2
-    trained = error_of_score(diffusion, covariance, mean)
-    print(prediction, "error", untrained, trained)
+    trained, untrained = error_of_score(diffusion), error_of_score(model(prediction, width=64), like=diffusion)
     assert trained <= bound
-    assert trained <= untrained / 5
+    assert untrained >= 5 * bound
     y = Mirrored(diffusion, IdentityMap()).sample(4000, sampler=UniPC(25), batch_size=4000, generator=0, progress=False)
-    print(y.flatten(1).mean(0), torch.cov(y.flatten(1).T))
     assert torch.allclose(y.flatten(1).mean(0), MEAN, atol=0.2)
     assert torch.allclose(torch.cov(y.flatten(1).T), COVARIANCE, atol=0.4)
 
@@ -105,7 +103,7 @@ def test_data_are_mapped_once_and_set_the_statistics():
     assert float(diffusion.mean) == pytest.approx(float(2 * data.mean() + 1), rel=1e-5)
     assert float(diffusion.scale) == pytest.approx(float(2 * data.std(correction=0)), rel=1e-5)
     assert g.dropout.training
-    assert float(g.weight) == 2.0
+    assert g.weight.item() == 2.0
 
 
 def test_mirror_images_that_do_not_fit_into_memory(monkeypatch):
@@ -135,28 +133,18 @@ def test_arrays_and_a_map_that_is_no_module():
 # Keeping
 
 
-class Crashes(Diffusion):
-    """Stops at its twelfth step."""
-
-    calls = 0
-
-    def draw(self, y, generator=None):
-        Crashes.calls += 1
-        if Crashes.calls == 12:
-            raise RuntimeError("power cut")
-        return super().draw(y, generator)
-
-
-def test_a_training_cut_short_ends_with_the_same_bits(tmp_path):
-    data, whole = pairs(40), model()
+def test_a_training_cut_short_ends_with_the_same_bits(tmp_path, monkeypatch):
+    data, whole, cut, resumed = pairs(40), model(), model(), model()
     train_model(whole, data, IdentityMap(), settings=QUICK, folder=tmp_path / "whole", progress=False)
-    Crashes.calls = 0
-    torch.manual_seed(0)
-    cut = Crashes(Perceptron(8), (1, 1, 2), prediction=Velocity())
-    cut.__class__.__name__ = "Diffusion"
+
+    def draw(y, generator, steps=iter(range(12))):
+        if next(steps) == 11:
+            raise RuntimeError("power cut")
+        return Diffusion.draw(cut, y, generator)
+
+    monkeypatch.setattr(cut, "draw", draw)
     with pytest.raises(RuntimeError, match="power cut"):
         train_model(cut, data, IdentityMap(), settings=QUICK, folder=tmp_path / "cut", progress=False)
-    resumed = model()
     nn.init.zeros_(resumed.network.layers[0].weight)
     result = train_model(resumed, data, IdentityMap(), settings=QUICK, folder=tmp_path / "cut", progress=False)
     assert result.steps == 20
@@ -237,7 +225,7 @@ def test_the_objective_draws_outside_of_its_graph():
     objective, y = ModelObjective(model()), pairs(4)
     draws = objective.draw((y,), torch.Generator().manual_seed(1))
     compiled = torch.compile(objective, backend="eager", fullgraph=True)
-    assert float(compiled(y, *draws)["loss"]) == float(objective(y, *draws)["loss"])
+    assert torch.equal(compiled(y, *draws)["loss"], objective(y, *draws)["loss"])
     assert torch.equal(objective.draw_whole((y[:2],), 4, torch.Generator().manual_seed(1))[1], draws[1])
     assert ModelObjective(Location()).draw((y,), torch.Generator()) == ()
 

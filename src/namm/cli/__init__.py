@@ -17,6 +17,7 @@ COMMANDS = {
     "list": "show the runs in a folder",
     "status": "show the stages of a run",
     "data": "draw a dataset into an HDF5 file",
+    "import": "turn a checkpoint of the official code into networks of ours",
     "check": "measure a rule on images and show the worst of them",
 }
 

@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,7 +33,7 @@ class Options:
     layout: Literal["NCHW", "NHWC"] | None = None
     """Order of the file's axes; our own files and PNGs know theirs."""
     key: str | None = None
-    """Name of the array in an HDF5 or NPZ file."""
+    """Name of the array in an HDF5 or NPZ file; of our own files `train` is read."""
     noise: float = 0.1
     """Noise that the floor is compared with, in standard deviations of the data."""
     out: Path | None = None
@@ -54,7 +54,8 @@ def usage() -> str:
             f"  CONSTRAINT   {', '.join(RULES)}, or module:name of your own: a function (B, C, H, W) -> (B,) or",
             "               a namm.Constraint, imported with the current folder on the path",
             "  FILE         HDF5, NPY or NPZ file, or a folder of PNGs",
-            "  --PARAMETER  the rule's numbers, as in `namm check flux FILE --total 120`; `namm check flux --help`",
+            "  --PARAMETER  the rule's numbers, as in `namm check flux FILE --total 120`; `namm check flux --help`.",
+            "               A file that `namm data` wrote brings its own.",
             "",
             "Exit code 0: the rule keeps its contract and the data keep the rule.",
         ]
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> int:
     own = ":" in name
     if not own:
         require_name(name, RULES, "constraint")
-    options = _options(name, Rule() if own else RULES[name](), rest)
+    options = _options(name, Rule() if own else _recorded(RULES[name], rest), rest)
     if isinstance(options, int):
         return options
 
@@ -87,6 +88,22 @@ def main(arguments: list[str]) -> int:
     print(f"  picture   {picture}")
     report.require_obeyed()
     return 0
+
+
+def _recorded(kind: type[Rule], arguments: list[str]) -> Rule:
+    """The rule with the numbers that the file was drawn with, where it is one of ours and says so."""
+    file = next((Path(a) for a in arguments if a.endswith(".h5") and Path(a).is_file()), None)
+    if file is None:
+        return kind()
+    import h5py
+
+    try:
+        with h5py.File(file, "r") as opened:
+            said = {name: value.item() for name, value in opened.attrs.items() if hasattr(value, "item")}
+            ours = "namm_version" in opened.attrs
+    except OSError:
+        return kind()  # what is wrong with the file is said when it is read
+    return kind(**{f.name: said[f.name] for f in fields(kind) if ours and f.name in said})
 
 
 def _options(name: str, rule: Rule, arguments: list[str]) -> Options | int:

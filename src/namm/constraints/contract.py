@@ -66,7 +66,7 @@ class ConstraintReport:
             return 0.0 if self.mean == 0 else math.inf
         return self.mean / self.noisy_mean
 
-    def require_obeyed(self, limit: float = 0.5) -> ConstraintReport:
+    def require_obeyed(self, limit: float = 0.1) -> ConstraintReport:
         """The report itself where `floor_ratio` ≤ `limit`; else a `DataError`: the data break the rule."""
         if self.floor_ratio <= limit:
             return self

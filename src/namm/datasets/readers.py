@@ -76,6 +76,8 @@ def open_hdf5(path: Path) -> h5py.File:
 
 
 def _dataset(file: h5py.File, key: str | None, path: Path) -> h5py.Dataset:
+    if key is None and "namm_version" in file.attrs:
+        key = "train"  # one of our own files
     found = file.get(key) if key else None
     if isinstance(found, h5py.Dataset):
         return found

@@ -41,7 +41,7 @@ def train_map(
     settings: TrainSettings = TrainSettings(),
     validation: Images | None = None,
     folder: str | Path | None = None,
-    floor_limit: float | None = 0.5,
+    floor_limit: float | None = 0.1,
     progress: bool = True,
 ) -> TrainResult:
     """Learn g and f on data that obey `constraint`; `mirror` is trained in place and ends with averaged weights.
@@ -82,7 +82,7 @@ def finetune_map(
     settings: TrainSettings = TrainSettings(),
     validation: tuple[Images, Images] | None = None,
     folder: str | Path | None = None,
-    floor_limit: float | None = 0.5,
+    floor_limit: float | None = 0.1,
     progress: bool = True,
 ) -> TrainResult:
     """Train f further, with g frozen, on `samples` of a generative model in mirror space (Eq. 7).
