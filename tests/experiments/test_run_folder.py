@@ -97,6 +97,19 @@ def test_a_changed_setting_reruns_its_stage_and_what_depends_on_it(tmp_path, sta
     assert weights(tmp_path) == "images of size 64, σ 0.2"
 
 
+def test_a_setting_that_only_watches_reruns_nothing(tmp_path, stand_ins):
+    base = preset("periodic")
+    go(tmp_path)
+    stand_ins.take()
+    train = replace(base.settings.map.train, log_every=7, checkpoint_seconds=1.0, keep=9, validations=2)
+    watched = replace(base.settings, map=replace(base.settings.map, train=train))
+    run(replace(base, settings=watched), tmp_path, until="map", tell=lambda line: None)
+    assert stand_ins.take() == []
+    faster = replace(watched, map=replace(watched.map, train=replace(train, learning_rate=0.5)))
+    run(replace(base, settings=faster), tmp_path, until="map", tell=lambda line: None)
+    assert stand_ins.take() == ["map"]
+
+
 def test_going_back_brings_back_what_was_set_aside(tmp_path, stand_ins):
     first = go(tmp_path)
     go(tmp_path, sigma=0.2)

@@ -1,6 +1,6 @@
 """Distributions whose diffusion is known in closed form, as networks that cannot be improved.
 
-For y ~ N(μ, Σ):  y(t) ~ N(m μ, K),  K = m² Σ + s² I,  E[ε | y(t)] = s K⁻¹ (y(t) − m μ),  E[y | y(t)] = μ + m Σ K⁻¹ (y(t) − m μ).
+For y ~ N(μ, Σ), with K = m² Σ + s² I:   y(t) ~ N(m μ, K),   E[y | y(t)] = μ + m Σ K⁻¹ (y(t) − m μ).
 The marginals are written out here again, in float64, so that they check those of the package.
 """
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from namm.errors import DataError, UsageError
 from namm.generative.base import DrawsNoise, GenerativeModel
-from namm.generative.diffusion import Diffusion, DiffusersNetwork, channel_statistics
+from namm.generative.diffusion import DiffusersNetwork, Diffusion, channel_statistics
 from namm.generative.noise import Noise, as_seed
 from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC
 from namm.generative.vpsde import Epsilon, Velocity
@@ -173,7 +173,7 @@ def test_scaling_the_data_scales_the_samples(scale, shift):
     moved = model.sample(3, sampler=DDIM(4), generator=0, progress=False)
     size = scale + abs(shift)
     assert torch.allclose(moved, scale * samples + shift, rtol=1e-4, atol=1e-4 * size)
-    assert float(model.loss(scale * y + shift, *draws)) == pytest.approx(float(loss), rel=1e-3 * size / scale)
+    assert model.loss(scale * y + shift, *draws).item() == pytest.approx(loss.item(), rel=1e-3 * size / scale)
 
 
 def test_statistics_are_part_of_the_state():

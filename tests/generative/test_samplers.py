@@ -58,7 +58,7 @@ def moments(sampler, network) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("velocity", [False, True], ids=["epsilon", "velocity"])
-@pytest.mark.parametrize(("sampler", "of_mean", "of_covariance"), SAMPLERS, ids=lambda v: str(v))
+@pytest.mark.parametrize(("sampler", "of_mean", "of_covariance"), SAMPLERS, ids=str)
 def test_gaussian_moments(sampler, of_mean, of_covariance, velocity):
     mean, covariance = moments(sampler, Gaussian(MEAN, COVARIANCE, velocity))
     assert (mean - MEAN).abs().max() <= of_mean
@@ -73,7 +73,7 @@ def test_gaussian_moments(sampler, of_mean, of_covariance, velocity):
         (DDIM(25), DDIM(100), 1),
         (DPMSolver(25), DPMSolver(100), 2),
     ],
-    ids=lambda v: str(v),
+    ids=str,
 )
 def test_errors_fall_with_the_order_of_the_method(sampler, finer, order):
     """Four times the steps, 4^order times less error, with half of that to spare."""
@@ -87,7 +87,7 @@ def test_errors_fall_with_the_order_of_the_method(sampler, finer, order):
 @pytest.mark.parametrize(
     "sampler",
     [EulerMaruyama(1000), Ancestral(1000), DDIM(200), DDIM(500, eta=1.0), DPMSolver(50), UniPC(50)],
-    ids=lambda v: str(v),
+    ids=str,
 )
 def test_a_mixture_keeps_its_weights_and_widths(sampler):
     network = Mixture(torch.tensor([[-1.0, 0.5], [1.0, -0.5]]), torch.tensor([0.3, 0.7]), 0.01, velocity=True)
@@ -121,7 +121,7 @@ def test_times_even_in_noise():
     assert (steps / steps[0] - 1).abs().max() <= 1e-9
 
 
-@pytest.mark.parametrize("sampler", [s for s, *_ in SAMPLERS], ids=lambda v: str(v))
+@pytest.mark.parametrize("sampler", [s for s, *_ in SAMPLERS], ids=str)
 def test_every_step_is_one_evaluation_and_one_tick(sampler):
     network, evaluated, ticks = Gaussian(MEAN, COVARIANCE), [], []
     network.register_forward_hook(lambda *_: evaluated.append(1))
@@ -131,13 +131,13 @@ def test_every_step_is_one_evaluation_and_one_tick(sampler):
     assert y.dtype == torch.float32
 
 
-@pytest.mark.parametrize("sampler", [EulerMaruyama(1), UniPC(0)], ids=lambda v: str(v))
+@pytest.mark.parametrize("sampler", [EulerMaruyama(1), UniPC(0)], ids=str)
 def test_too_few_steps(sampler):
     with pytest.raises(UsageError, match="at least 2 steps"):
         sampler(exact_diffusion(Gaussian(MEAN, COVARIANCE), 2), Plain(2, 2))
 
 
-@pytest.mark.parametrize("sampler", [DPMSolver(8), UniPC(8), EulerMaruyama(8)], ids=lambda v: str(v))
+@pytest.mark.parametrize("sampler", [DPMSolver(8), UniPC(8), EulerMaruyama(8)], ids=str)
 def test_autocast_does_not_round_the_state(sampler):
     """The oracle computes in float64 whatever autocast says, so only the sampler could change."""
     model = exact_diffusion(Mixture(torch.tensor([[-1.0, 0.5], [1.0, -0.5]]), torch.tensor([0.3, 0.7]), 0.1), 2)

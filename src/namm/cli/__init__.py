@@ -5,6 +5,7 @@ arguments, so that help and mistakes are answered at once.
 """
 
 import difflib
+import os
 import sys
 from importlib import import_module
 
@@ -42,6 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted.", 1)
+    except BrokenPipeError:  # the output went to a program that has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return code
 
 

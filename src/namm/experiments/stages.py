@@ -14,7 +14,8 @@ from typing import Any
 from namm.errors import UsageError
 from namm.experiments.plain import digest, plain
 from namm.experiments.presets import require_name
-from namm.experiments.settings import Settings
+from namm.experiments.settings import BaselineSettings, FinetuneSettings, MapSettings, ModelSettings, Settings
+from namm.training.settings import OBSERVING
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,12 @@ def _make_map(work: Work) -> Outcome:
     return make_map(work)
 
 
+def _learning(part: MapSettings | ModelSettings | FinetuneSettings | BaselineSettings) -> dict[str, Any]:
+    """Settings of a training as plain values, without those that only watch it."""
+    values: dict[str, Any] = plain(part)
+    return values | {"train": {name: value for name, value in values["train"].items() if name not in OBSERVING}}
+
+
 STAGES = {
     stage.name: stage
     for stage in (
@@ -82,17 +89,17 @@ STAGES = {
         Stage(
             "map",
             ("data",),
-            lambda s: {"rule": plain(s.data.rule), **plain(s.map)},
+            lambda s: {"rule": plain(s.data.rule), **_learning(s.map)},
             _make_map,
             ("steps", "distance_noise", "distance_map", "cycle_error", "total_variation"),
         ),
-        Stage("mdm", ("data", "map"), lambda s: plain(s.mdm)),
+        Stage("mdm", ("data", "map"), lambda s: _learning(s.mdm)),
         Stage("samples", ("map", "mdm"), lambda s: plain(s.samples)),
-        Stage("finetune", ("data", "map", "samples"), lambda s: plain(s.finetune)),
+        Stage("finetune", ("data", "map", "samples"), lambda s: _learning(s.finetune)),
         Stage(
             "dm",
             ("data", "map", "mdm", "samples", "finetune"),
-            lambda s: {**plain(s.dm), "network": plain(s.mdm.network), "diffusion": plain(s.mdm.diffusion)},
+            lambda s: {**_learning(s.dm), "network": plain(s.mdm.network), "diffusion": plain(s.mdm.diffusion)},
         ),
         Stage("evaluate", ("data", "map", "mdm", "finetune", "dm"), lambda s: plain(s.evaluate)),
         Stage("report", ("evaluate",), lambda s: {}),
