@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["constraints.md", "maps.md", "runs.md", "score_network.md", "training.md"]
+PAGES = ["constraints.md", "diffusion.md", "maps.md", "runs.md", "score_network.md", "training.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

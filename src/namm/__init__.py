@@ -11,32 +11,40 @@ from namm._version import __version__
 
 if TYPE_CHECKING:
     from namm.constraints import Burgers, Constraint, Periodic, TotalFlux, constraint
+    from namm.generative import Diffusion, Mirrored
     from namm.maps import IdentityMap, MirrorMap
     from namm.training.maps import finetune_map, train_map
+    from namm.training.models import train_model
 
 _HOMES = {
     "Burgers": "namm.constraints",
     "Constraint": "namm.constraints",
+    "Diffusion": "namm.generative",
     "IdentityMap": "namm.maps",
     "MirrorMap": "namm.maps",
+    "Mirrored": "namm.generative",
     "Periodic": "namm.constraints",
     "TotalFlux": "namm.constraints",
     "constraint": "namm.constraints",
     "finetune_map": "namm.training.maps",
     "train_map": "namm.training.maps",
+    "train_model": "namm.training.models",
 }
 
 __all__ = [
     "Burgers",
     "Constraint",
+    "Diffusion",
     "IdentityMap",
     "MirrorMap",
+    "Mirrored",
     "Periodic",
     "TotalFlux",
     "__version__",
     "constraint",
     "finetune_map",
     "train_map",
+    "train_model",
 ]
 
 

@@ -1,6 +1,5 @@
 """The base class: algebra, precision, functions as constraints, and the page that documents them."""
 
-
 import pytest
 import torch
 from hypothesis import given

@@ -110,12 +110,12 @@ def test_the_loss_is_one_graph():
 
 
 def test_autocast_rounds_the_network_alone():
-    model, y = convolutional(), images(8)
+    model, y = convolutional(Epsilon()), images(8)
     draws = model.draw(y)
     with torch.autocast("cpu", torch.bfloat16):
-        loss, denoised = model.loss(y, *draws), model.denoise(y, draws[0])
+        loss, epsilon = model.loss(y, *draws), model.epsilon(y, draws[0])
     plain = model.loss(y, *draws)
-    assert loss.dtype == denoised.dtype == torch.float32
+    assert loss.dtype == epsilon.dtype == torch.float32
     assert loss.item() != plain.item()
     assert loss.item() == pytest.approx(plain.item(), rel=0.02)
 
@@ -201,7 +201,7 @@ def test_batch_size_does_not_change_samples(sampler):
     assert (whole - sevens).abs().max() <= 1e-4
     assert (whole[:3] - fewer).abs().max() <= 1e-4
     assert (whole[:3] - other).abs().amax((1, 2, 3)).min() > 0.1
-    assert (whole[:64].unique(dim=0)).shape[0] == 64
+    assert whole.unique(dim=0).shape[0] == 70
 
 
 @given(st.integers(0, 200), st.integers(1, 150), st.integers(0, 3))
@@ -233,11 +233,14 @@ def test_two_processes_make_the_samples_of_one(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     torch.manual_seed(0)
-    alone = convolutional().sample(67, sampler=EulerMaruyama(5), batch_size=16, generator=2, progress=False)
+    model = convolutional()
+    alone = model.sample(67, sampler=EulerMaruyama(5), batch_size=16, generator=2, progress=False)
+    torch.manual_seed(0)  # that of the first process
+    unseeded = model.sample(3, sampler=EulerMaruyama(5), batch_size=16, progress=False)
     for rank in (0, 1):
         made = load_file(tmp_path / f"rank{rank}.safetensors")
         assert (made["seeded"] - alone).abs().max() <= 1e-4
-    assert torch.equal(made["unseeded"], load_file(tmp_path / "rank0.safetensors")["unseeded"])
+        assert (made["unseeded"] - unseeded).abs().max() <= 1e-4
 
 
 def test_sampling_leaves_the_model_as_it_was():

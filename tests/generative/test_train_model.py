@@ -86,10 +86,10 @@ def test_the_loss_leads_to_the_exact_score(prediction, bound):
 class Stretch(nn.Module):
     """g(x) = 2 x + 1 with dropout that must be off; counts its images."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float = 2.0) -> None:
         super().__init__()
         self.dropout, self.seen = nn.Dropout(0.5), 0
-        self.weight = nn.Parameter(torch.tensor(2.0))
+        self.weight = nn.Parameter(torch.tensor(weight))
 
     def forward(self, x):
         self.seen += len(x)
@@ -177,13 +177,14 @@ def test_statistics_come_back_from_the_folder(tmp_path, monkeypatch):
     [
         ({"model": model(Epsilon())}, "Epsilon"),
         ({"model": model(width=9)}, "parameters: "),
-        ({"mirror": MirrorMap(Stretch(), nn.Identity())}, "mirror"),
+        ({"mirror": IdentityMap()}, "mirror.class: MirrorMap -> IdentityMap"),
+        ({"mirror": MirrorMap(Stretch(3.0), nn.Identity())}, r"\(mirror.weights: [^;]*\)"),
         ({"data": pairs(41)}, "data: "),
     ],
-    ids=["prediction", "width", "mirror", "data"],
+    ids=["prediction", "width", "mirror", "weights of g", "data"],
 )
 def test_another_training_is_refused(tmp_path, change, match):
-    arguments = {"model": model(), "data": pairs(40), "mirror": IdentityMap()}
+    arguments = {"model": model(), "data": pairs(40), "mirror": MirrorMap(Stretch(), nn.Identity())}
     options = {"settings": QUICK, "folder": tmp_path, "progress": False}
     train_model(*arguments.values(), **options)
     with pytest.raises(RunFolderError, match=match):

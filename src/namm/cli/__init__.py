@@ -37,8 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f" Did you mean `namm {close[0]}`?" if close else " `namm --help` lists the commands."
         return _fail(f"there is no command {command!r}.{hint}", 2)
+    return _run(command, rest)
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    # Threads that spin while they wait make a shared CPU many times slower; they are told to sleep, before torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        code: int = import_module(f"namm.cli.{command}").main(rest)
+        code: int = import_module(f"namm.cli.{command}").main(arguments)
     except NammError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:

@@ -40,7 +40,8 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     """Write one checkpoint file, atomically."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     header = json.dumps({"facts": checkpoint.facts, "digest": _digest(tensors)})
-    write_atomically(path, save(tensors, metadata={"namm": header}))  # one entry: safetensors writes several in any order
+    # One entry, because safetensors writes several in any order, and equal checkpoints shall have equal bytes.
+    write_atomically(path, save(tensors, metadata={"namm": header}))
 
 
 def read(path: Path) -> Checkpoint:

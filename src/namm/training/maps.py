@@ -1,6 +1,5 @@
 """Training a mirror map: the public calls `train_map` (paper Eq. 1) and `finetune_map` (Eq. 7)."""
 
-import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,13 +7,13 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from torch import nn
 
 from namm.constraints import Constraint
 from namm.datasets.batches import Images, check_images, to_tensor
 from namm.errors import DataError
 from namm.files import rename_durably
 from namm.maps import ICNN, MirrorMap
+from namm.training.identity import describe_network, fingerprint, weights_digest
 from namm.training.objectives import (
     FinetuneObjective,
     MapObjective,
@@ -105,7 +104,7 @@ def finetune_map(
     objective = FinetuneObjective(mirror, constraint, noise=noise, weights=weights)
     described = _describe(mirror, constraint, noise, weights, data) | {
         "samples": fingerprint(samples),
-        "start": _weights_digest(mirror),
+        "start": weights_digest(mirror),
     }
     try:
         return _train(objective, mirror, (data, samples), validation, described, settings, folder, "finetune", progress)
@@ -187,31 +186,10 @@ def _describe(
 ) -> dict[str, Any]:
     """What tells one training of a map from another."""
     return {
-        "g": _network(mirror.g),
-        "f": _network(mirror.f),
+        "g": describe_network(mirror.g),
+        "f": describe_network(mirror.f),
         "constraint": repr(constraint),
         "noise": repr(noise),
         "weights": repr(weights),
         "data": fingerprint(data),
     }
-
-
-def _network(network: nn.Module) -> dict[str, Any]:
-    config = {k: v for k, v in dict(getattr(network, "config", {})).items() if not k.startswith("_")}
-    parameters = sum(p.numel() for p in network.parameters())
-    return {"class": type(network).__name__, "parameters": parameters, **config}
-
-
-def _weights_digest(module: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def fingerprint(images: Images) -> str:
-    """Shape and a hash of 64 evenly spread images: enough to notice that the data are others."""
-    n = images.shape[0]
-    rows = sorted({round(k * (n - 1) / 63) for k in range(64)})
-    content = to_tensor(images[rows]).cpu().contiguous().numpy().tobytes()
-    return f"{tuple(images.shape)} {hashlib.sha256(content).hexdigest()[:16]}"

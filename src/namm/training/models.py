@@ -21,7 +21,7 @@ from namm.errors import DataError, UsageError
 from namm.files import write_atomically
 from namm.generative.base import DrawsNoise, GenerativeModel, evaluating
 from namm.maps import Mirror
-from namm.training.maps import _network, _weights_digest, fingerprint
+from namm.training.identity import describe_network, fingerprint, weights_digest
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import TrainSettings
 from namm.training.trainer import TrainResult, train
@@ -147,11 +147,11 @@ def _check_fit(images: Images, model: GenerativeModel, name: str) -> None:
 def _describe(model: nn.Module, mirror: Mirror, data: Images) -> dict[str, Any]:
     """What tells one training of a model from another."""
     return {
-        "model": {**_network(model), "settings": model.extra_repr()},
-        "networks": {name: _network(child) for name, child in model.named_children()},
+        "model": {**describe_network(model), "settings": model.extra_repr()},
+        "networks": {name: describe_network(child) for name, child in model.named_children()},
         "mirror": {
             "class": type(mirror).__name__,
-            "weights": _weights_digest(mirror) if isinstance(mirror, nn.Module) else "none",
+            "weights": weights_digest(mirror) if isinstance(mirror, nn.Module) else "none",
         },
         "data": fingerprint(data),
     }
