@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime
 TEST    := $(VENV)/.test
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: help demo test lint format clean
 .DEFAULT_GOAL := help
 
 help:

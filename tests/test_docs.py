@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["constraints.md", "diffusion.md", "maps.md", "runs.md", "score_network.md", "training.md"]
+PAGES = [
+    "constraints.md",
+    "diffusion.md",
+    "maps.md",
+    "pipeline.md",
+    "runs.md",
+    "score_network.md",
+    "training.md",
+    "vae.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -11,8 +11,9 @@ from namm._version import __version__
 
 if TYPE_CHECKING:
     from namm.constraints import Burgers, Constraint, Periodic, TotalFlux, constraint
-    from namm.generative import Diffusion, Mirrored
+    from namm.generative import VAE, Diffusion, Mirrored
     from namm.maps import IdentityMap, MirrorMap
+    from namm.pipeline import NAMMPipeline
     from namm.training.maps import finetune_map, train_map
     from namm.training.models import train_model
 
@@ -23,8 +24,10 @@ _HOMES = {
     "IdentityMap": "namm.maps",
     "MirrorMap": "namm.maps",
     "Mirrored": "namm.generative",
+    "NAMMPipeline": "namm.pipeline",
     "Periodic": "namm.constraints",
     "TotalFlux": "namm.constraints",
+    "VAE": "namm.generative",
     "constraint": "namm.constraints",
     "finetune_map": "namm.training.maps",
     "train_map": "namm.training.maps",
@@ -32,12 +35,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "VAE",
     "Burgers",
     "Constraint",
     "Diffusion",
     "IdentityMap",
     "MirrorMap",
     "Mirrored",
+    "NAMMPipeline",
     "Periodic",
     "TotalFlux",
     "__version__",

@@ -18,9 +18,10 @@ from torch import nn
 
 from namm.errors import DataError, UsageError
 from namm.generative.base import DrawsNoise, GenerativeModel
-from namm.generative.diffusion import DiffusersNetwork, Diffusion, channel_statistics
+from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.noise import Noise, as_seed
 from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC
+from namm.generative.standardised import channel_statistics
 from namm.generative.vpsde import Epsilon, Velocity
 
 SHAPE = (2, 6, 5)

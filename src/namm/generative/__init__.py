@@ -1,14 +1,16 @@
-"""Generative models on mirror images: diffusion (`Diffusion`, `NCSNpp`), and its samples mapped back (`Mirrored`)."""
+"""Generative models on mirror images: `Diffusion` with its `NCSNpp`, `VAE`, and samples mapped back (`Mirrored`)."""
 
 from namm.generative.base import GenerativeModel
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.generative.ncsnpp import NCSNpp
 from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC
+from namm.generative.vae import VAE
 from namm.generative.vpsde import VPSDE, Epsilon, Velocity
 
 __all__ = [
     "DDIM",
+    "VAE",
     "VPSDE",
     "Ancestral",
     "DPMSolver",

@@ -18,19 +18,18 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from namm.datasets.batches import Images, in_chunks
-from namm.errors import DataError, UsageError
+from namm.errors import UsageError
 from namm.generative.base import evaluating
 from namm.generative.noise import batch_starts, sample_in_batches
 from namm.generative.samplers import EulerMaruyama, Sampler
+from namm.generative.standardised import Standardised, check_shape
 from namm.generative.vpsde import VPSDE, Epsilon, Prediction, score_from_epsilon
 from namm.numerics import at_least_float32
 
-CHUNK = 256  # images per piece of the statistics
 EPSILON, PAPER_SDE, PAPER_SAMPLER = Epsilon(), VPSDE(), EulerMaruyama(1000)
 
 
-class Diffusion(nn.Module):
+class Diffusion(Standardised, nn.Module):
     """A diffusion model of images in mirror space.
 
     Args:
@@ -42,9 +41,6 @@ class Diffusion(nn.Module):
         t_min: The smallest time trained and sampled; the same for every model that is compared.
         sde: The noise schedule.
     """
-
-    mean: Tensor
-    scale: Tensor
 
     def __init__(
         self,
@@ -63,33 +59,11 @@ class Diffusion(nn.Module):
         self.network, self.prediction, self.t_min, self.sde = network, prediction, t_min, sde
         channels, height, width = sample_shape
         self.sample_shape = (int(channels), int(height), int(width))
-        self.register_buffer("mean", torch.zeros(channels, 1, 1))
-        self.register_buffer("scale", torch.ones(channels, 1, 1))
+        self.register_statistics(self)
 
     def extra_repr(self) -> str:
         """What makes this model differ from another with the same network."""
         return f"sample_shape={self.sample_shape}, prediction={self.prediction}, t_min={self.t_min}, sde={self.sde}"
-
-    # Standardisation
-
-    @torch.no_grad()
-    def fit_statistics(self, y: Images) -> None:
-        """Set mean and scale to the mean and standard deviation of each channel of y (N, C, H, W), read in pieces.
-
-        A channel that never varies keeps the scale 1.
-        """
-        mean, deviation = channel_statistics(y, self.sample_shape)
-        self.mean.copy_(mean.reshape(-1, 1, 1))
-        self.scale.copy_(torch.where(deviation > 0, deviation, 1.0).reshape(-1, 1, 1))
-
-    def standardise(self, y: Tensor) -> Tensor:
-        """(y − mean) / scale, in float32 or better."""
-        mean, scale = at_least_float32(self.mean), at_least_float32(self.scale)
-        return (y.to(mean.dtype) - mean) / scale
-
-    def unstandardise(self, u: Tensor) -> Tensor:
-        """The inverse of `standardise`: scale u + mean."""
-        return at_least_float32(self.scale) * u + at_least_float32(self.mean)
 
     # Learning
 
@@ -101,7 +75,7 @@ class Diffusion(nn.Module):
 
     def loss(self, y: Tensor, *draws: Tensor) -> Tensor:
         """Mean squared error of the network on images y (B, C, H, W); `draws` are t and ε, drawn here if not given."""
-        _check_shape(y, self.sample_shape)
+        check_shape(y, self.sample_shape)
         t, epsilon = (draw.to(at_least_float32(self.mean).dtype) for draw in draws or self.draw(y))
         u, marginal = self.standardise(y), self.sde.marginal(t)
         u_t = marginal.mean * u + marginal.std * epsilon
@@ -171,22 +145,6 @@ class DiffusersNetwork(nn.Module):
         return output
 
 
-def channel_statistics(images: Images, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel, (C,) in float64, in one pass over pieces of the images."""
-    count, mean, squares = 0, torch.zeros(shape[0], dtype=torch.double), torch.zeros(shape[0], dtype=torch.double)
-    for chunk in in_chunks(images, CHUNK):
-        _check_shape(chunk, shape)
-        pixels = chunk.double().transpose(0, 1).flatten(1).cpu()
-        size, centre = pixels.shape[1], pixels.mean(1)
-        shift = centre - mean
-        squares += (pixels - centre[:, None]).square().sum(1) + shift.square() * count * size / (count + size)
-        count += size
-        mean += shift * size / count
-    if count == 0 or not torch.isfinite(squares).all():
-        raise DataError("the mean and scale of the images are not finite: there are no images, or NaN or Inf in them.")
-    return mean, (squares / count).sqrt()
-
-
 @contextmanager
 def _ticking(n: int, batch_size: int, steps: int, visible: bool) -> Iterator[Callable[[], None]]:
     """A progress bar over the steps of this process, advanced by calling what this yields."""
@@ -196,10 +154,3 @@ def _ticking(n: int, batch_size: int, steps: int, visible: bool) -> Iterator[Cal
         batches = len(batch_starts(n, max(1, batch_size), 0, processes.num_processes))
         task = bar.add_task(f"sampling {n}", total=steps * batches)
         yield lambda: bar.advance(task)
-
-
-def _check_shape(y: Tensor, shape: tuple[int, int, int]) -> None:
-    if y.ndim != 4 or tuple(y.shape[1:]) != shape:
-        raise DataError(
-            f"images of shape {tuple(y.shape)} do not fit a model of sample_shape {shape}: (N, C, H, W) is needed."
-        )

@@ -1,0 +1,299 @@
+"""A trained model, its maps and its rule as one pipeline of diffusers, which a folder keeps.
+
+    y ~ model of `network` and `scheduler`,    x = f(y),    ℓ(x) by `constraint`
+
+The folder is laid out as diffusers has it: g, f and the network each with a config and safetensors, the scheduler, and
+`model_index.json`. The index also holds what no component knows (standardisation, schedule, rule) and the SHA-256 of
+every file, so that a damaged folder is refused before anything is built from it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline, DPMSolverMultistepScheduler, ModelMixin
+from diffusers.utils import BaseOutput
+from torch import Tensor, nn
+
+import namm.generative.ncsnpp  # diffusers finds the class of a component only in modules that are already imported
+import namm.maps.icnn
+import namm.maps.resnet  # noqa: F401
+from namm.constraints.base import Constraint, FunctionConstraint
+from namm.constraints.description import describe, rebuild
+from namm.errors import CheckpointError, NammError, UsageError
+from namm.files import write_atomically, write_json
+from namm.generative.base import GenerativeModel
+from namm.generative.diffusion import DiffusersNetwork, Diffusion
+from namm.generative.mirrored import Mirrored
+from namm.generative.samplers import DPMSolver, Sampler, UniPC
+from namm.generative.vpsde import VPSDE, Epsilon, Prediction, Velocity
+from namm.maps import IdentityMap, MirrorMap
+
+INDEX = "model_index.json"
+PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": Velocity()}  # diffusers' names
+SAMPLERS: dict[str, Any] = {"DPMSolverMultistepScheduler": DPMSolver, "UniPCMultistepScheduler": UniPC}
+
+
+@dataclass
+class NAMMPipelineOutput(BaseOutput):
+    """Samples: `images` x and the `mirror_images` y they come from, (B, C, H, W), and `distances` ℓ(x), (B,)."""
+
+    images: Tensor | np.ndarray
+    mirror_images: Tensor | np.ndarray
+    distances: Tensor | np.ndarray
+
+
+class NAMMPipeline(DiffusionPipeline):
+    """Samples that obey a rule; `from_parts` makes one of what was trained, `from_pretrained` reads a saved one.
+
+    Args:
+        g: Data to mirror space; sampling does not need it, so it may be None.
+        f: Mirror space to data; None for a model of plain images.
+        network: The score network, `NCSNpp` or a model of diffusers.
+        scheduler: Decides the sampler: a `DPMSolverMultistepScheduler` or a `UniPCMultistepScheduler`.
+        diffusion: The rest of the model, as `from_parts` writes it.
+        constraint: The rule: a `Constraint`, a function ℓ: (B, C, H, W) → (B,), or what `describe` says of a rule.
+    """
+
+    _optional_components = ["g", "f"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        g: ModelMixin | None,
+        f: ModelMixin | None,
+        network: ModelMixin,
+        scheduler: Any,
+        diffusion: dict[str, Any] | None = None,
+        constraint: Constraint | dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_modules(g=g, f=f, network=network, scheduler=scheduler)
+        self._constraint = _as_rule(constraint)
+        self.register_to_config(diffusion=dict(diffusion or {}), constraint=describe(self._constraint))
+        _ = self.diffusion  # refuses settings that make no model
+
+    @classmethod
+    def from_parts(cls, model: Diffusion, mirror: MirrorMap | IdentityMap, constraint: Constraint) -> Self:
+        """A pipeline of a trained model, its maps and the rule. Weights are shared, standardisation is copied."""
+        if not isinstance(mirror, MirrorMap | IdentityMap):
+            raise UsageError(f"the maps must be a MirrorMap or the IdentityMap, not a {type(mirror).__name__}.")
+        g, f = (mirror.g, mirror.f) if isinstance(mirror, MirrorMap) else (None, None)
+        network = model.network.model if isinstance(model.network, DiffusersNetwork) else model.network
+        for name, part in {"g": g, "f": f, "network": network}.items():
+            if part is not None and not isinstance(part, ModelMixin):
+                kind = type(part).__name__
+                raise UsageError(f"{name} is a {kind}; a pipeline can save a ModelMixin of diffusers, such as NCSNpp.")
+        settings, betas = _diffusion_settings(model), model.sde.discrete_betas().tolist()
+        scheduler = DPMSolverMultistepScheduler(trained_betas=betas, prediction_type=settings["prediction"])
+        return cls(g, f, network, scheduler, settings, constraint)
+
+    @property
+    def constraint(self) -> Constraint:
+        """The rule that `distances` are measured by."""
+        return self._constraint
+
+    @property
+    def diffusion(self) -> Diffusion:
+        """The model of mirror images y."""
+        return _build_diffusion(self.config.diffusion, self.network)
+
+    @property
+    def mirrored(self) -> Mirrored:
+        """The same model for the rest of the package: `pipe.mirrored.sample(8, sampler=EulerMaruyama(1000))`."""
+        mirror = IdentityMap() if self.f is None else MirrorMap(self.g, self.f)
+        return Mirrored(cast(GenerativeModel, self.diffusion), mirror)
+
+    def sampler(self, steps: int) -> Sampler:
+        """The sampler that goes with the scheduler."""
+        name, config = type(self.scheduler).__name__, self.scheduler.config
+        if name not in SAMPLERS:
+            raise UsageError(f"a {name} cannot drive this pipeline; take a {' or a '.join(SAMPLERS)}.")
+        if config.trained_betas != self.diffusion.sde.discrete_betas().tolist():
+            raise UsageError(
+                f"this {name} has other noise levels than the network: make it from pipe.scheduler.config."
+            )
+        return SAMPLERS[name](steps, config.solver_order)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        batch_size: int = 1,
+        num_inference_steps: int = 50,
+        generator: torch.Generator | int | None = None,
+        output_type: str = "pt",
+        return_dict: bool = True,
+    ) -> NAMMPipelineOutput | tuple[Any, ...]:
+        """Draw samples and measure how well they obey the rule.
+
+        Args:
+            batch_size: How many; they are made 64 at a time.
+            num_inference_steps: Evaluations of the network, at least 2.
+            generator: A seed, or a generator to draw it from; None draws it from torch's own.
+            output_type: `pt` for tensors (B, C, H, W), `np` for arrays (B, H, W, C).
+            return_dict: False gives the plain tuple (images, mirror_images, distances).
+        """
+        if output_type not in ("pt", "np"):
+            raise UsageError(f"output_type must be 'pt' or 'np', not {output_type!r}.")
+        if not isinstance(generator, torch.Generator | int | None):
+            raise UsageError(f"generator must be one torch.Generator or a seed, not a {type(generator).__name__}.")
+        parts = {name: part for name, part in self.components.items() if isinstance(part, nn.Module)}
+        if narrow := [name for name, part in parts.items() if part.dtype not in (torch.float32, torch.float64)]:
+            raise UsageError(f"{narrow} must keep float32 weights; for speed, call the pipeline under torch.autocast.")
+        quiet = getattr(self, "_progress_bar_config", {}).get("disable", False)
+        x, y = self.mirrored.sample_pairs(
+            batch_size, sampler=self.sampler(num_inference_steps), generator=generator, progress=not quiet
+        )
+        found: tuple[Any, ...] = (x, y, self.constraint.to(x.device)(x))
+        if output_type == "np":
+            found = tuple(part.movedim(1, -1).cpu().numpy() if part.ndim > 1 else part.cpu().numpy() for part in found)
+        return NAMMPipelineOutput(*found) if return_dict else found
+
+    # Folders
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
+        """Write the pipeline and a model card into a folder; of diffusers' options, `max_shard_size` is honoured."""
+        unsupported = {"safe_serialization": True, "variant": None, "push_to_hub": False, "use_flashpack": False}
+        if changed := [name for name, default in unsupported.items() if options.get(name, default) != default]:
+            raise UsageError(f"save_pretrained writes safetensors into a local folder; {changed[0]} cannot be changed.")
+        folder = Path(save_directory)
+        super().save_pretrained(folder, **options)
+        files = [path for name in self.components for path in _files(folder / name)]
+        for path in (*(path for path in files if path.suffix == ".json"), folder / INDEX):
+            config = json.loads(path.read_text())
+            if config.pop("_name_or_path", None):  # where a loaded part came from is nobody else's business
+                write_json(path, config)
+        write_atomically(folder / "README.md", self.model_card())
+        index = json.loads((folder / INDEX).read_text())
+        index["_files"] = {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
+        write_json(folder / INDEX, index | {"_sha256": _index_sha256(index)})
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
+        """Read what `save_pretrained` wrote; `constraint=rule` hands in a rule of your own, which no folder holds."""
+        folder = Path(pretrained_model_name_or_path)
+        index = _verified_index(folder)
+        options = options | {"use_safetensors": True, "local_files_only": True}
+        try:
+            options["constraint"] = _as_rule(options.get("constraint", index["constraint"]))
+            return cast(Self, super().from_pretrained(str(folder), **options))
+        except NammError:
+            raise
+        except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"the pipeline in {folder} cannot be built: {error}") from error
+
+    def model_card(self) -> str:
+        """README.md for the folder."""
+        parts = [
+            f"{name} is a {type(part).__name__} of {sum(weight.numel() for weight in part.parameters()):,} numbers"
+            for name, part in self.components.items()
+            if isinstance(part, nn.Module)
+        ]
+        option = ", constraint=rule" if "own" in self.config.constraint else ""
+        return CARD.format(rule=repr(self.constraint), option=option, parts="; ".join(parts), **self.config.diffusion)
+
+
+CARD = """---
+library_name: namm
+tags: [namm, diffusers, unconditional-image-generation]
+---
+# Images that obey a rule
+
+The rule is `{rule}`. A diffusion model draws y in mirror space, x = f(y) is the image, and `distances` says how far
+each image is from the rule: ℓ(x) ≥ 0, zero where it holds. (C, H, W) = {sample_shape}; prediction: `{prediction}`.
+
+```python
+from namm import NAMMPipeline
+
+pipe = NAMMPipeline.from_pretrained("path/to/this/folder"{option})
+out = pipe(batch_size=8, num_inference_steps=50, generator=0)
+out.images, out.mirror_images, out.distances
+```
+
+The parts: {parts}.
+"""
+
+
+# The diffusion model as JSON
+
+
+def _diffusion_settings(model: Diffusion) -> dict[str, Any]:
+    """What makes `model` of its network; `indexed_time` says whether that takes diffusers' index 1000 t − 1, not t."""
+    kinds = [name for name, kind in PREDICTIONS.items() if kind == model.prediction]
+    if not kinds:
+        raise UsageError(f"a pipeline can save the predictions Epsilon() and Velocity(), not {model.prediction}.")
+    return {
+        "sample_shape": list(model.sample_shape),
+        "mean": model.mean.flatten().tolist(),
+        "scale": model.scale.flatten().tolist(),
+        "prediction": kinds[0],
+        "t_min": model.t_min,
+        "sde": asdict(model.sde),
+        "indexed_time": isinstance(model.network, DiffusersNetwork),
+    }
+
+
+def _build_diffusion(settings: Mapping[str, Any], network: ModelMixin) -> Diffusion:
+    """The inverse of `_diffusion_settings`, on the network's device."""
+    try:
+        wrapped = DiffusersNetwork(network) if settings["indexed_time"] else network
+        prediction, sde = PREDICTIONS[settings["prediction"]], VPSDE(**settings["sde"])
+        shape = tuple(settings["sample_shape"])
+        model = Diffusion(wrapped, shape, prediction=prediction, t_min=settings["t_min"], sde=sde)
+        like: Any = {"dtype": torch.promote_types(network.dtype, torch.float32), "device": network.device}
+        for name in ("mean", "scale"):
+            setattr(model, name, torch.tensor(settings[name], **like).reshape(shape[0], 1, 1))
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise UsageError(f"diffusion={dict(settings)} describes no diffusion model: {error!r}.") from error
+    return model
+
+
+def _as_rule(rule: Any) -> Constraint:
+    if isinstance(rule, Mapping):
+        return rebuild(rule)
+    return rule if isinstance(rule, Constraint) else FunctionConstraint(rule)
+
+
+# Whole folders only
+
+
+def _files(folder: Path) -> list[Path]:
+    """What a component consists of; hidden files are not ours."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _index_sha256(index: Mapping[str, Any]) -> str:
+    content = json.dumps({key: index[key] for key in index if key != "_sha256"}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _verified_index(folder: Path) -> dict[str, Any]:
+    """The index of a folder in which every file is there, as it was written, and no other beside it."""
+    path = folder / INDEX
+    try:
+        index: dict[str, Any] = json.loads(path.read_text())
+        if index["_sha256"] != _index_sha256(index):
+            raise CheckpointError(f"{path} has been changed since it was saved: save or copy the pipeline again.")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): {folder} holds no saved pipeline.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} was not finished by NAMMPipeline.save_pretrained ({error!r}).") from error
+    known = index["_files"]
+    there = {file.relative_to(folder).as_posix() for part in index for file in _files(folder / part)}
+    problems = {
+        "missing": known.keys() - there,
+        "changed": {name for name in known.keys() & there if _sha256(folder / name) != known[name]},
+        "foreign": there - known.keys(),
+    }
+    if listed := "; ".join(f"{kind}: {', '.join(sorted(names))}" for kind, names in problems.items() if names):
+        raise CheckpointError(f"{folder} is not as it was saved ({listed}): save or copy the pipeline again.")
+    return index
