@@ -148,7 +148,7 @@ def test_denoise_is_differentiable():
 
 
 def test_statistics_stream_over_pieces(monkeypatch):
-    monkeypatch.setattr("namm.generative.diffusion.CHUNK", 7)
+    monkeypatch.setattr("namm.generative.standardised.CHUNK", 7)
     y = 1000 + images(40) * torch.tensor([1.0, 0.01]).reshape(2, 1, 1)
     mean, deviation = channel_statistics(y.numpy(), SHAPE)
     assert np.allclose(mean, y.double().numpy().mean((0, 2, 3)), rtol=1e-12)
