@@ -55,6 +55,8 @@ def test_a_file_of_other_settings_is_not_overwritten(tmp_path, capsys):
         (["periodic", "--n-train", "-1"], "n_train must be 0 or more, not -1"),
         (["periodic", "--n-train", "0", "--n-val", "0", "--n-test", "0"], "ask for some images"),
         (["--size", "8"], "which dataset?"),
+        (["periodic", "--out", "."], "must name an HDF5 file, such as periodic.h5"),
+        (["periodic", "--out", "cells.txt"], "not cells.txt"),
     ],
 )
 def test_wrong_usage(tmp_path, capsys, arguments, message):

@@ -62,9 +62,20 @@ def test_data_that_do_not_fit_are_streamed(monkeypatch):
 
 
 def test_dtypes():
-    assert to_tensor(np.zeros(2, np.uint8)).dtype == torch.float32
+    assert to_tensor(np.full(2, 255, np.uint8)).tolist() == [1.0, 1.0]
+    assert to_tensor(torch.ones(2, requires_grad=True)).requires_grad is False
+    with pytest.raises(DataError, match="int32 have no known scale"):
+        to_tensor(np.zeros(2, np.int32))
     assert to_tensor(np.zeros(2, np.float64)).dtype == torch.float64
     assert to_tensor(torch.zeros(2, dtype=torch.float16)).dtype == torch.float32
+
+
+def test_arrays_that_torch_does_not_take_by_itself():
+    images = np.arange(6, dtype=np.float32).reshape(1, 1, 2, 3)
+    frozen = images.copy()
+    frozen.flags.writeable = False
+    for array in (images.astype(">f4"), images[..., ::-1].copy()[..., ::-1], frozen):
+        assert torch.equal(to_tensor(array), torch.from_numpy(images))
 
 
 def test_what_is_no_set_of_images_is_refused():

@@ -60,7 +60,38 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_used(tmp_pat
     with pytest.warns(UserWarning, match=f"{newest.name}.*Going back to the one before"):
         found = folder.latest()
     assert found.facts["step"] == 1
-    assert not list(tmp_path.glob("*.partial"))
+    assert list(tmp_path.glob(".*.partial"))  # another process may be writing it
+    folder.clean()
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_when_none_can_be_read_nothing_is_started_over(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, Checkpoint(TENSORS, {}))
+    folder.paths()[0].write_bytes(b"")
+    with pytest.warns(UserWarning, match="empty"), pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+        folder.latest()
+
+
+def test_trouble_with_the_disk_is_not_taken_for_damage(tmp_path, monkeypatch):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, Checkpoint(TENSORS, {}))
+
+    def broken(*arguments, **options):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("namm.training.checkpoint.safe_open", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        folder.latest()
+    assert len(folder.paths()) == 1
+
+
+def test_tied_weights_can_be_written(tmp_path):
+    weight = torch.randn(3, 3)
+    write(tmp_path / "c", Checkpoint({"a": weight, "b": weight, "c": weight.T}, {}))
+    again = read(tmp_path / "c").tensors
+    assert torch.equal(again["a"], again["b"])
+    assert torch.equal(again["c"], weight.T)
 
 
 def test_only_the_last_few_are_kept(tmp_path):

@@ -42,6 +42,9 @@ def test_bad_budgets_are_refused(text):
         ("clip", -1.0),
         ("schedule", "linear"),
         ("keep", 0),
+        ("warmup_steps", -5),
+        ("betas", (1.5, 0.9)),
+        ("validations", -1),
     ],
 )
 def test_settings_out_of_range_are_named(setting, value):

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from namm import MirrorMap, Periodic, TotalFlux, constraint, finetune_map, train_map
-from namm.errors import ConstraintError, DataError, RunFolderError
+from namm import Constraint, MirrorMap, Periodic, TotalFlux, constraint, finetune_map, train_map
+from namm.errors import CheckpointError, ConstraintError, DataError, RunFolderError
 from namm.maps import ICNN, ResNet
+from namm.training.maps import load_weights
 from namm.training.objectives import FixedNoise, Weights, gradient_regulariser
 from namm.training.settings import TrainSettings
 
@@ -193,3 +194,80 @@ def test_data_with_nan_are_refused():
     data = cells(16)
     data[3, 0, 2, 2] = torch.nan
     refused(Periodic(), DataError, "(?i)nan", data=data)
+
+
+def test_float64_data_train_a_float32_map(tmp_path):
+    single, weights = cells(16), []
+    for name, data in (("single", single), ("double", single.double().numpy())):
+        torch.manual_seed(0)
+        mirror = small()
+        train_map(mirror, data, Periodic(), validation=data, settings=QUICK, folder=tmp_path / name, progress=False)
+        weights.append(mirror.f.tail.weight.detach())
+    assert torch.equal(*weights)
+    assert weights[0].dtype == torch.float32
+    assert mirror.to_mirror(torch.rand(1, 1, 16, 16, dtype=torch.double)).dtype == torch.float32
+
+
+def test_validation_images_must_look_like_the_data():
+    with pytest.raises(DataError, match=r"validation images are \(1, 8, 8\) but the data are \(1, 16, 16\)"):
+        train_map(small(), cells(16), Periodic(), validation=cells(8, size=8), settings=QUICK, progress=False)
+
+
+def test_a_rule_whose_code_changed_is_another_training(tmp_path):
+    """Both rules have the same name; what they measure tells them apart."""
+
+    def shifted(axis):
+        def rule(x):
+            return (2 - axis) * (x - x.roll(8, axis)).abs().mean((1, 2, 3))
+
+        return rule
+
+    train_map(small(), cells(16), shifted(-1), settings=QUICK, folder=tmp_path, progress=False)
+    with pytest.raises(RunFolderError, match="constraint on noisy data"):
+        train_map(small(), cells(16), shifted(-2), settings=QUICK, folder=tmp_path, progress=False)
+
+
+class Learned(Constraint):
+    """A rule with a network in it, as a counter of objects would be."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5)).eval()
+
+    def distance(self, x):
+        return (self.network(x) - self.network(x.roll(8, -1))).abs().mean((1, 2, 3))
+
+
+def test_a_network_inside_the_rule_is_neither_trained_nor_in_training_mode():
+    rule = Learned()
+    before = {name: tensor.clone() for name, tensor in rule.state_dict().items()}
+    train_map(small(), cells(16), rule, settings=QUICK, validation=cells(4), floor_limit=None, progress=False)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in rule.state_dict().items())
+    assert not rule.network.training
+
+
+def test_a_frozen_g_is_not_in_training_mode_either():
+    g = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.BatchNorm2d(1))
+    mirror, data = MirrorMap(g, ResNet(filters=4, blocks=1, dropout=0.0)), cells(16)
+    x = torch.rand(2, 1, 16, 16)
+    before = mirror.eval().to_mirror(x).detach()
+    finetune_map(mirror, data, data, Periodic(), settings=QUICK, progress=False)
+    assert torch.equal(mirror.to_mirror(x), before)
+
+
+def test_finetuning_can_be_repeated_in_one_process(tmp_path):
+    mirror, data = small(), cells(16)
+    first = finetune_map(mirror, data, data, Periodic(), settings=QUICK, folder=tmp_path, progress=False)
+    assert finetune_map(mirror, data, data, Periodic(), settings=QUICK, folder=tmp_path, progress=False) == first
+
+
+def test_weights_of_checkpoints_and_milestones_can_be_loaded(tmp_path):
+    trained = small()
+    settings = TrainSettings(**{**QUICK.__dict__, "milestones": 2})
+    train_map(trained, cells(16), Periodic(), settings=settings, folder=tmp_path, progress=False)
+    for path in (sorted(tmp_path.glob("checkpoints/*"))[-1], sorted(tmp_path.glob("milestones/*"))[-1]):
+        mirror = small()
+        load_weights(mirror, path)
+        assert all(torch.equal(a, b) for a, b in zip(mirror.parameters(), trained.parameters(), strict=True))
+    with pytest.raises(CheckpointError, match="not of this map"):
+        load_weights(MirrorMap(nn.Identity(), nn.Identity()), path)

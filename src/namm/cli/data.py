@@ -42,6 +42,8 @@ def main(arguments: list[str]) -> int:
     if isinstance(data, int):
         return data
     path = Path(own.get("out", f"{name}.h5"))
+    if path.suffix not in (".h5", ".hdf5"):
+        raise UsageError(f"--out must name an HDF5 file, such as {name}.h5, not {path}: nothing would read it back.")
 
     from namm.datasets import write_store
     from namm.experiments.build import dataset

@@ -110,9 +110,16 @@ def in_chunks(images: Images, size: int) -> Iterator[Tensor]:
 
 
 def to_tensor(rows: Any) -> Tensor:
-    """Rows as a floating-point tensor; float64 is kept, everything else becomes float32."""
-    tensor = rows if isinstance(rows, Tensor) else torch.from_numpy(np.asarray(rows))
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    """Rows as a floating-point tensor: float64 is kept, bytes are scaled to [0, 1], other integers are refused."""
+    if not isinstance(rows, Tensor):
+        array = np.asarray(rows)
+        # FITS arrays are big-endian, views may be reversed, mapped files cannot be written to: torch takes none.
+        rows = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    if rows.dtype == torch.uint8:
+        return rows.float() / 255
+    if not rows.is_floating_point() and rows.dtype != torch.bool:
+        raise DataError(f"images of type {rows.dtype} have no known scale: convert them to float32 in your own units.")
+    return rows.detach() if rows.dtype == torch.float64 else rows.detach().float()
 
 
 def check_images(images: Images, name: str = "data") -> None:

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
 from namm.maps.layers import circular_conv2d, circular_conv2d_transpose
-from namm.numerics import at_least_float32, full_precision
+from namm.numerics import full_precision
 
 
 class ICNN(ModelMixin, ConfigMixin):
-    """g(x) = (1 − α) ∇P(x) + α x, always in float32 or better.
+    """g(x) = (1 − α) ∇P(x) + α x, in the weights' own precision whatever autocast says.
 
     Args:
         channels: Image channels C.
@@ -82,12 +82,12 @@ class ICNN(ModelMixin, ConfigMixin):
 
     def forward(self, x: Tensor) -> Tensor:
         """g(x): (B, C, H, W) -> (B, C, H, W)."""
-        x = at_least_float32(x)
+        x = x.to(self.quadratic.dtype)
         return torch.lerp(self.potential_gradient(x), x, self.strong_convexity)
 
     def potential(self, x: Tensor) -> Tensor:
         """P(x): (B, C, H, W) -> (B,)."""
-        x = at_least_float32(x)
+        x = x.to(self.quadratic.dtype)
         with full_precision(x):
             quadratic, linear = self._input_products(x)
             z = F.leaky_relu(self._states(quadratic, linear)[-1], self.negative_slope)
@@ -95,7 +95,7 @@ class ICNN(ModelMixin, ConfigMixin):
 
     def potential_gradient(self, x: Tensor) -> Tensor:
         """∇P(x): (B, C, H, W) -> (B, C, H, W)."""
-        x = at_least_float32(x)
+        x = x.to(self.quadratic.dtype)
         with full_precision(x):
             quadratic, linear = self._input_products(x)
             deltas = self._deltas(self._states(quadratic, linear), scale=x.shape[-1] * x.shape[1])

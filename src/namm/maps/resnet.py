@@ -102,6 +102,7 @@ class ResNet(ModelMixin, ConfigMixin):
     def forward(self, x: Tensor) -> Tensor:
         """f(x): (B, C, H, W) -> (B, C, H, W)."""
         self.check_size(x.shape)
+        x = x.to(self.tail.weight.dtype)
         head = self.head(x)
         h = self.up(self.middle(self.down(head)))
         if self.skip:

@@ -38,20 +38,25 @@ class Checkpoint:
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Write one checkpoint file, atomically."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    tensors = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in checkpoint.tensors.items()
+    }
     header = json.dumps({"facts": checkpoint.facts, "digest": _digest(tensors)})
     # One entry, because safetensors writes several in any order, and equal checkpoints shall have equal bytes.
     write_atomically(path, save(tensors, metadata={"namm": header}))
 
 
 def read(path: Path) -> Checkpoint:
-    """Read one checkpoint file, or raise `CheckpointError` if it is damaged."""
+    """Read one checkpoint file; a damaged one is a `CheckpointError`, trouble with the disk stays an `OSError`."""
+    if path.stat().st_size == 0:
+        raise CheckpointError(f"the checkpoint {path} is truncated or not one of ours (it is empty).")
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["namm"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts, digest = header["facts"], header["digest"]
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"the checkpoint {path} is truncated or not one of ours ({error}).") from error
     if digest != _digest(tensors):
         raise CheckpointError(f"the checkpoint {path} is corrupt: its content does not match its digest.")
@@ -76,16 +81,25 @@ class CheckpointFolder:
             old.unlink()
         return path
 
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that can be read; a damaged one is reported and the one before it tried."""
+    def clean(self) -> None:
+        """Remove what a killed process had begun to write. For the one process that writes here."""
         for leftover in self.folder.glob(".*.partial"):
             leftover.unlink()
-        for path in reversed(self.paths()):
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that can be read; a damaged one is reported and the one before it tried."""
+        paths = self.paths()
+        for path in reversed(paths):
             try:
                 return read(path)
             except CheckpointError as error:
                 warnings.warn(f"{error} Going back to the one before it.", stacklevel=2)
                 path.rename(path.with_suffix(".damaged"))
+        if paths:
+            raise CheckpointError(
+                f"none of the {len(paths)} checkpoints in {self.folder} can be read: look at the disk, or delete the "
+                "folder of the training to start over."
+            )
         return None
 
 

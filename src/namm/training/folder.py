@@ -21,7 +21,7 @@ KIND = "namm training"
 def claim(folder: Path, description: Mapping[str, Any]) -> None:
     """Make sure that `folder` is free or holds this very training, and say in it what it holds."""
     settings = folder / "settings.json"
-    described = json.loads(json.dumps({"kind": KIND, **description}))
+    described = json.loads(json.dumps({"kind": KIND, **description}, default=str))
     if settings.exists():
         found = _read(settings)
         if changed := differences(found, described):

@@ -2,18 +2,22 @@
 
 import shutil
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from torch import Tensor
 
-from namm.constraints import Constraint
+from namm.constraints import Constraint, ConstraintReport
+from namm.constraints import constraint as as_constraint
 from namm.datasets.batches import Images, check_images, to_tensor
-from namm.errors import DataError
+from namm.errors import CheckpointError, DataError
 from namm.files import rename_durably
 from namm.maps import ICNN, MirrorMap
-from namm.training.identity import describe_network, fingerprint, weights_digest
+from namm.training.checkpoint import read
+from namm.training.identity import describe_network, fingerprint, name_of, weights_digest
 from namm.training.objectives import (
     FinetuneObjective,
     MapObjective,
@@ -32,7 +36,7 @@ CHECKED = 256  # images on which a constraint is tried before any training
 def train_map(
     mirror: MirrorMap,
     data: Images,
-    constraint: Constraint,
+    constraint: Constraint | Callable[[Tensor], Tensor],
     *,
     noise: NoiseLevel = UniformNoise(0.1),
     weights: Weights = Weights(),
@@ -61,11 +65,10 @@ def train_map(
             any.
         progress: Show a progress bar.
     """
-    _check_data(mirror, data, constraint, floor_limit)
-    objective = MapObjective(mirror, constraint, noise=noise, weights=weights, regulariser=regulariser)
-    described = _describe(mirror, constraint, noise, weights, data) | {
-        "regulariser": getattr(regulariser, "__name__", repr(regulariser))
-    }
+    rule = constraint if isinstance(constraint, Constraint) else as_constraint(constraint)
+    report = _check_data(mirror, data, rule, floor_limit)
+    objective = MapObjective(mirror, rule, noise=noise, weights=weights, regulariser=regulariser)
+    described = _describe(mirror, rule, report, noise, weights, data) | {"regulariser": name_of(regulariser)}
     held_out = None if validation is None else (validation,)
     return _train(objective, mirror, (data,), held_out, described, settings, folder, "map", progress)
 
@@ -74,7 +77,7 @@ def finetune_map(
     mirror: MirrorMap,
     data: Images,
     samples: Images,
-    constraint: Constraint,
+    constraint: Constraint | Callable[[Tensor], Tensor],
     *,
     noise: NoiseLevel = UniformNoise(0.1),
     weights: Weights = Weights(),
@@ -94,17 +97,18 @@ def finetune_map(
 
     The other arguments are those of `train_map`; `weights.regulariser` is not used.
     """
-    _check_data(mirror, data, constraint, floor_limit)
+    rule = constraint if isinstance(constraint, Constraint) else as_constraint(constraint)
+    report = _check_data(mirror, data, rule, floor_limit)
     check_images(samples, "samples")
     if samples.shape[1:] != data.shape[1:]:
         raise DataError(
             f"samples are {tuple(samples.shape[1:])} but the data are {tuple(data.shape[1:])}: they must agree."
         )
     trainable = [p for p in mirror.g.parameters() if p.requires_grad]
-    objective = FinetuneObjective(mirror, constraint, noise=noise, weights=weights)
-    described = _describe(mirror, constraint, noise, weights, data) | {
+    objective = FinetuneObjective(mirror, rule, noise=noise, weights=weights)
+    described = _describe(mirror, rule, report, noise, weights, data) | {
         "samples": fingerprint(samples),
-        "start": weights_digest(mirror),
+        "start": weights_digest(mirror.g),  # f is trained in place: its start is not known to a second call
     }
     try:
         return _train(objective, mirror, (data, samples), validation, described, settings, folder, "finetune", progress)
@@ -144,12 +148,25 @@ def _train(
 
 def _save(mirror: MirrorMap, folder: Path) -> None:
     """Write the trained pair, whole or not at all; networks that cannot save themselves remain in the checkpoint."""
-    if folder.exists() or not mirror.can_save:
+    if not mirror.can_save:
+        return
+    if folder.exists() and weights_digest(MirrorMap.load(folder)) == weights_digest(mirror):
         return
     partial = folder.with_name(".mirror.partial")
     shutil.rmtree(partial, ignore_errors=True)
     mirror.save(partial)
+    shutil.rmtree(folder, ignore_errors=True)
     rename_durably(partial, folder)
+
+
+def load_weights(mirror: MirrorMap, path: str | Path) -> None:
+    """Give `mirror` the averaged weights of a checkpoint or milestone of its training."""
+    tensors = read(Path(path)).tensors
+    prefix = "ema/mirror." if any(name.startswith("ema/") for name in tensors) else "mirror."
+    state = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    unknown = mirror.load_state_dict(state, strict=False).unexpected_keys  # what was frozen is not in the file
+    if unknown or not state:
+        raise CheckpointError(f"{path} is not of this map: {', '.join(unknown[:3]) or 'it holds no map at all'}.")
 
 
 def project_weights(mirror: MirrorMap) -> Callable[[], None]:
@@ -163,15 +180,15 @@ def project_weights(mirror: MirrorMap) -> Callable[[], None]:
     return project
 
 
-def _check_data(mirror: MirrorMap, data: Images, constraint: Constraint, floor_limit: float | None) -> None:
+def _check_data(mirror: MirrorMap, data: Images, rule: Constraint, floor_limit: float | None) -> ConstraintReport:
     """Everything that can be wrong with maps, data and constraint, before training starts."""
     check_images(data)
     some = to_tensor(data[:CHECKED])
-    report = constraint.check(some)
+    report = rule.eval().check(some.to(next(chain(rule.parameters(), rule.buffers()), some).device))
     if floor_limit is not None:
         report.require_obeyed(floor_limit)
     with torch.no_grad():
-        one = some[:1].to(next(mirror.parameters()))
+        one = some[:1].to(next(mirror.parameters(), some))
         y = mirror.to_mirror(one)
         x = mirror.to_data(y)
     for side, shape in (("g", y.shape), ("f", x.shape)):
@@ -179,17 +196,20 @@ def _check_data(mirror: MirrorMap, data: Images, constraint: Constraint, floor_l
             raise DataError(
                 f"{side} turns an image of {tuple(one.shape[1:])} into {tuple(shape[1:])}: it must keep the shape."
             )
+    return report
 
 
 def _describe(
-    mirror: MirrorMap, constraint: Constraint, noise: NoiseLevel, weights: Weights, data: Images
+    mirror: MirrorMap, rule: Constraint, report: ConstraintReport, noise: NoiseLevel, weights: Weights, data: Images
 ) -> dict[str, Any]:
-    """What tells one training of a map from another."""
+    """What tells one training of a map from another; a rule also by what it measures, since its code may change."""
     return {
         "g": describe_network(mirror.g),
         "f": describe_network(mirror.f),
-        "constraint": repr(constraint),
-        "noise": repr(noise),
+        "constraint": name_of(rule),
+        "constraint weights": weights_digest(rule),
+        "constraint on noisy data": f"{report.noisy_mean:.3g}, gradient {report.gradient_norm:.3g}",
+        "noise": name_of(noise),
         "weights": repr(weights),
         "data": fingerprint(data),
     }

@@ -16,7 +16,7 @@ the batch gets its slice of the draws.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,8 @@ def gradient_regulariser(g: nn.Module, x: Tensor, gx: Tensor) -> Tensor:
             f"gradient_regulariser needs g to be an ICNN, not a {type(g).__name__}: use identity_regulariser."
         )
     alpha = g.strong_convexity
+    if alpha == 1:
+        raise UsageError("with strong_convexity 1 g is the identity and has no gradient to regularise.")
     return ((gx - alpha * x) / (1 - alpha)).abs().mean()
 
 
@@ -146,8 +148,14 @@ class MapObjective(Objective):
         regulariser: Regulariser = identity_regulariser,
     ) -> None:
         super().__init__()
-        self.mirror, self.constraint = mirror, constraint
+        self.mirror, self.constraint = mirror, constraint.requires_grad_(False)
         self.noise, self.weights, self.regulariser = noise, weights, regulariser
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode for the maps; the rule is given, not learned."""
+        super().train(mode)
+        self.constraint.eval()
+        return self
 
     def draw(self, batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
         """σ (B, 1, 1, 1) and z (B, C, H, W)."""
@@ -180,9 +188,16 @@ class FinetuneObjective(Objective):
         weights: Weights = Weights(),
     ) -> None:
         super().__init__()
-        self.mirror, self.constraint = mirror, constraint
+        self.mirror, self.constraint = mirror, constraint.requires_grad_(False)
         self.noise, self.weights = noise, weights
         mirror.g.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode for f; g and the rule stay as they are."""
+        super().train(mode)
+        self.mirror.g.eval()
+        self.constraint.eval()
+        return self
 
     def draw(self, batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
         """σ (B, 1, 1, 1) and z (B, C, H, W)."""

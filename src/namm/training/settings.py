@@ -51,11 +51,16 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         Budget.parse(self.budget)
+        for name in ("warmup_steps", "milestones", "validations", "checkpoint_seconds"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}.")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UsageError(f"betas must lie in [0, 1), not {self.betas}.")
         for name in ("batch_size", "log_every", "keep"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if not self.learning_rate > 0:
-            raise UsageError(f"learning_rate must be positive, not {self.learning_rate}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise UsageError(f"learning_rate must be positive and finite, not {self.learning_rate}.")
         if not 0 <= self.ema_decay < 1:
             raise UsageError(f"ema_decay must lie in [0, 1), not {self.ema_decay}.")
         if self.clip is not None and not self.clip > 0:
@@ -79,7 +84,7 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> "Budget":
         """Read "1000 steps", "30 epochs" or "2.5 minutes"."""
-        match = re.fullmatch(r"\s*([0-9.eE+]+)\s*(step|epoch|minute)s?\s*", text)
+        match = re.fullmatch(r"\s*([0-9.eE+]+)\s*(step|epoch|minute)s?\s*", str(text))
         try:
             amount = float(match[1]) if match else math.nan
         except ValueError:

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from namm.datasets.batches import Images, Order, batches, check_images, describe
-from namm.errors import Interrupted, TrainingError, UsageError
+from namm.errors import DataError, Interrupted, TrainingError, UsageError
 from namm.files import owned, write_json
 from namm.numerics import fold, generator
 from namm.training.checkpoint import CheckpointFolder, write
@@ -80,11 +80,20 @@ def train(
         title: Name on the progress bar.
         progress: Show it.
     """
-    for images in (*data, *(validation or ())):
+    for images in data:
         check_images(images)
+    for images, held_out in zip(data, validation or (), strict=False):
+        check_images(held_out, "validation data")
+        if held_out.shape[1:] != images.shape[1:]:
+            raise DataError(
+                f"validation images are {tuple(held_out.shape[1:])} but the data are {tuple(images.shape[1:])}: "
+                "they must agree."
+            )
     place = Path(folder) if folder is not None else None
     trackers = installed_trackers() if place else []
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with=trackers or None, project_dir=place)
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(), mixed_precision="no", log_with=trackers or None, project_dir=place
+    )
     with ExitStack() as stack:
         if place and accelerator.is_main_process:
             stack.enter_context(owned(place))
@@ -164,6 +173,7 @@ class Trainer:
         self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
         if not self.parameters:
             raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
+        self.dtype = self.parameters[0].dtype
         optimiser = torch.optim.Adam(self.parameters, lr=s.learning_rate, betas=s.betas, fused=True)
         if after_step is not None:
             optimiser.register_step_post_hook(lambda *_: after_step())
@@ -178,8 +188,11 @@ class Trainer:
         """Load the newest good checkpoint, if there is one."""
         if self.checkpoints is None:
             return False
+        if self.accelerator.is_main_process:
+            self.checkpoints.clean()
         with self.accelerator.main_process_first():
             checkpoint = self.checkpoints.latest()
+        self.accelerator.wait_for_everyone()
         if checkpoint is not None:
             self.state.restore(checkpoint)
         return checkpoint is not None
@@ -246,7 +259,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(s, step, self.state.total or WARM_UP + TIMED)
         torch.manual_seed(fold(s.seed, "dropout", step, self.rank))
-        batch = tuple(source.batch(step) for source in self.sources)
+        batch = tuple(source.batch(step).to(self.dtype) for source in self.sources)
         rng = generator(s.seed, "noise", step, device=self.device)
         draws = self.objective.draw_whole(batch, s.batch_size, rng)
         share = s.batch_size // self.world
@@ -263,7 +276,7 @@ class Trainer:
     def _validate(self) -> dict[str, float]:
         """Validation losses of the averaged weights."""
         with self.state.ema.applied(), self.autocast:
-            return validate(self.objective, self.validation or (), self.settings, self.device)
+            return validate(self.objective, self.validation or (), self.settings, self.device, self.dtype)
 
     # Keeping and judging
 
@@ -296,7 +309,7 @@ class Trainer:
             f"{self.title} met a loss or weight that is not a finite number at step {bad}. "
             f"Its batch: {'; '.join(describe(source.batch(bad)) for source in self.sources)}. "
             + (f"The last good checkpoint, {kept[0]}, is kept. " if kept else "")
-            + "Try a smaller learning_rate, clip 1.0, or precision fp32."
+            + "Try a smaller learning_rate, clip 1.0, or precision fp32, in another folder."
         )
 
     def _clock(self) -> float:
