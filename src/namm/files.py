@@ -22,6 +22,12 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     rename_durably(temporary, path)
 
 
+def remove_partials(folder: Path) -> None:
+    """Remove what a killed process had begun to write here with `write_atomically`. For the folder's one writer."""
+    for leftover in folder.glob(".*.partial"):
+        leftover.unlink()
+
+
 def rename_durably(source: Path, target: Path) -> None:
     """Rename and wait until the folder's entry is on disk too."""
     source.replace(target)

@@ -1,5 +1,8 @@
 """The `namm` command itself."""
 
+import subprocess
+import sys
+
 import pytest
 
 import namm.cli
@@ -48,3 +51,13 @@ def test_errors_are_sentences_with_an_exit_code(error, code, text, monkeypatch, 
 def test_unknown_options_exit_with_2(capsys):
     assert main(["demo", "--stps", "3"]) == 2
     assert "--steps" in capsys.readouterr().err
+
+
+def test_help_into_a_program_that_stops_reading_is_no_error():
+    """As in `namm run burgers --help | head -1`."""
+    help_ = subprocess.Popen(
+        [sys.executable, "-m", "namm", "run", "burgers", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    help_.stdout.close()
+    assert help_.stderr.read() == b""
+    assert help_.wait() == 0

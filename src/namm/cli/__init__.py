@@ -45,6 +45,7 @@ def _run(command: str, arguments: list[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code: int = import_module(f"namm.cli.{command}").main(arguments)
+        sys.stdout.flush()
     except NammError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:

@@ -5,8 +5,6 @@ the list first, and what is left goes to tyro, which knows every field of the se
 """
 
 import difflib
-import os
-import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -71,14 +69,9 @@ def parse(
     """
     import tyro
 
+    if usage and set(arguments) & set(HELP):
+        print(usage + "\n")
     try:
-        if usage and set(arguments) & set(HELP):
-            print(usage + "\n")
-        try:
-            return tyro.cli(kind, args=list(arguments), prog=prog, description=description or None, **options)
-        except SystemExit as exit_:
-            sys.stdout.flush()
-            return exit_.code if isinstance(exit_.code, int) else 1
-    except BrokenPipeError:  # the help went to a program that has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return tyro.cli(kind, args=list(arguments), prog=prog, description=description or None, **options)
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 1

@@ -21,7 +21,7 @@ from typing import Any
 from namm._version import __version__
 from namm.errors import RunFolderError
 from namm.experiments.plain import digest
-from namm.files import rename_durably, write_atomically, write_json
+from namm.files import remove_partials, rename_durably, write_atomically, write_json
 
 KIND = "namm run"
 RUN, SETTINGS, RECORD = "run.json", "settings.yaml", "stage.json"
@@ -72,7 +72,7 @@ def now() -> str:
 def claim_run(folder: Path, experiment: str) -> None:
     """Make sure that `folder` is free or a run of `experiment`, and say in it what it is. Needs the lock."""
     require_run(folder, experiment)
-    _sweep(folder)
+    remove_partials(folder)
     if not (folder / RUN).exists():
         write_json(folder / RUN, {"kind": KIND, "experiment": experiment, "created": now(), "version": __version__})
 
@@ -127,7 +127,7 @@ def place_stage(run: Path, stage: str, key: str, settings: Any, needs: Mapping[s
     shutil.rmtree(draft, ignore_errors=True)
     if folder.exists():
         record = read_record(folder)
-        _sweep(folder)
+        remove_partials(folder)
         if record.key == key:
             return record
         rename_durably(folder, _free_name(run, stage, record.key))
@@ -178,12 +178,6 @@ def read_record(folder: Path) -> Record:
 def write_record(folder: Path, record: Record) -> None:
     """Write stage.json, whole or not at all."""
     write_json(folder / RECORD, asdict(record))
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a killed process had begun to write."""
-    for leftover in folder.glob(".*.partial"):
-        leftover.unlink()
 
 
 def _read_json(path: Path) -> Any:

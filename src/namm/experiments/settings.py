@@ -5,12 +5,12 @@ objects (`regulariser="gradient"`); `namm.experiments.build` turns them into obj
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from namm.errors import UsageError
 from namm.experiments.data_settings import Data
-from namm.training.settings import TrainSettings
+from namm.training.settings import SCORE_SETTINGS, TrainSettings
 
 # The map
 
@@ -121,17 +121,8 @@ class DiffusionSettings:
 
 
 def score_training(budget: str) -> TrainSettings:
-    """The paper's way to train a score model, for `budget`."""
-    return TrainSettings(
-        budget=budget,
-        batch_size=64,
-        learning_rate=2e-4,
-        betas=(0.9, 0.999),
-        warmup_steps=5000,
-        clip=1.0,
-        ema_decay=0.9999,
-        milestones=10,
-    )
+    """The paper's way to train a score model, for `budget`, with snapshots along the way."""
+    return replace(SCORE_SETTINGS, budget=budget, milestones=10)
 
 
 @dataclass(frozen=True)

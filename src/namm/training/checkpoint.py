@@ -81,11 +81,6 @@ class CheckpointFolder:
             old.unlink()
         return path
 
-    def clean(self) -> None:
-        """Remove what a killed process had begun to write. For the one process that writes here."""
-        for leftover in self.folder.glob(".*.partial"):
-            leftover.unlink()
-
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that can be read; a damaged one is reported and the one before it tried."""
         paths = self.paths()

@@ -23,19 +23,8 @@ from namm.generative.base import DrawsNoise, GenerativeModel, evaluating
 from namm.maps import Mirror
 from namm.training.identity import describe_network, fingerprint, weights_digest
 from namm.training.objectives import Losses, Objective
-from namm.training.settings import TrainSettings
+from namm.training.settings import SCORE_SETTINGS, TrainSettings
 from namm.training.trainer import TrainResult, train
-
-MODEL_SETTINGS = TrainSettings(
-    budget="300 epochs",
-    batch_size=64,
-    learning_rate=2e-4,
-    betas=(0.9, 0.999),
-    warmup_steps=5000,
-    clip=1.0,
-    ema_decay=0.9999,
-)
-"""The paper's for a score model."""
 
 CHUNK = 64  # images mapped at a time
 
@@ -61,7 +50,7 @@ def train_model(
     data: Images,
     mirror: Mirror,
     *,
-    settings: TrainSettings = MODEL_SETTINGS,
+    settings: TrainSettings = SCORE_SETTINGS,
     validation: Images | None = None,
     folder: str | Path | None = None,
     progress: bool = True,

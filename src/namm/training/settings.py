@@ -101,6 +101,18 @@ class Budget:
         return max(1, math.ceil(amount))
 
 
+SCORE_SETTINGS = TrainSettings(
+    budget="300 epochs",
+    batch_size=64,
+    learning_rate=2e-4,
+    betas=(0.9, 0.999),
+    warmup_steps=5000,
+    clip=1.0,
+    ema_decay=0.9999,
+)
+"""The paper's for a score model."""
+
+
 def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
     """Rate at `step` of `total`: linear warm-up, then constant or half a cosine."""
     warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0

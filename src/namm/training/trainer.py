@@ -19,7 +19,7 @@ from torch import Tensor
 
 from namm.datasets.batches import Images, Order, batches, check_images, describe
 from namm.errors import DataError, Interrupted, TrainingError, UsageError
-from namm.files import owned, write_json
+from namm.files import owned, remove_partials, write_json
 from namm.numerics import fold, generator
 from namm.training.checkpoint import CheckpointFolder, write
 from namm.training.folder import claim
@@ -189,7 +189,7 @@ class Trainer:
         if self.checkpoints is None:
             return False
         if self.accelerator.is_main_process:
-            self.checkpoints.clean()
+            remove_partials(self.checkpoints.folder)
         with self.accelerator.main_process_first():
             checkpoint = self.checkpoints.latest()
         self.accelerator.wait_for_everyone()
