@@ -157,17 +157,32 @@ def test_a_changed_setting_changes_the_keys_of_its_stage_and_of_what_depends_on_
     assert changed_stages(s, s) == []
     assert changed_stages(s, replace(s, data=replace(s.data, dt=0.06))) == every
     assert changed_stages(s, replace(s, map=replace(s.map, sigma_max=0.2))) == every[1:]
-    assert changed_stages(s, replace(s, samples=replace(s.samples, n=5))) == every[3:]
+    assert changed_stages(s, replace(s, samples=replace(s.samples, n=5))) == every[3:8]
+    assert changed_stages(s, replace(s, vae=replace(s.vae, latent=5))) == ["mvae", "vae"]
     assert changed_stages(s, replace(s, evaluate=replace(s.evaluate, n=5))) == ["evaluate", "report"]
     own = replace(s, dm=replace(s.dm, equal_compute=False))
     finetuned = replace(own, finetune=replace(own.finetune, sigma_max=0.2))
     assert changed_stages(own, finetuned) == ["finetune", "evaluate", "report"]
 
 
-def test_stages_that_do_not_exist_yet_are_refused():
-    assert [stage.name for stage in stages_until("map")] == ["data", "map"]
-    for until in ("mdm", "report", None):
-        with pytest.raises(UsageError, match="`--until map`"):
-            stages_until(until)
+def test_a_stage_is_reached_through_what_it_needs_and_nothing_else():
+    s = preset("burgers").settings
+    names = list(STAGES)
+
+    def until(last, settings=s):
+        return [stage.name for stage in stages_until(last, settings)]
+
+    assert until("map") == ["data", "map"]
+    assert until("finetune") == names[:5]
+    assert until("evaluate") == names[:7]
+    assert until("vae") == ["data", "map", "mvae", "vae"]
+    assert until("dm") == names[:6]
+    assert until("dm", replace(s, dm=replace(s.dm, equal_compute=False))) == ["data", "dm"]
     with pytest.raises(UsageError, match="Did you mean 'map'"):
-        stages_until("mapp")
+        until("mapp")
+
+
+def test_stages_that_do_not_exist_yet_are_refused():
+    for until in ("report", None):
+        with pytest.raises(UsageError, match="`--until evaluate`"):
+            stages_until(until, preset("burgers").settings)

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     settings = _settings(base, rest)
     if isinstance(settings, int):
         return settings
-    stages_until(own.get("until"))
+    stages_until(own.get("until"), settings)
     chosen = replace(base, settings=settings)
     folder = Path(own.get("out", Path("runs") / chosen.experiment))
 

@@ -5,7 +5,8 @@ takes entries s·B … (s+1)·B − 1 of it. Nothing is dropped, a batch may be 
 another number of processes sees the same images in the same order, because there is no state to lose.
 """
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from namm.errors import DataError
 from namm.numerics import generator
 
 PREFETCH = 3  # batches read ahead when streaming
+CHUNK = 64  # images mapped at a time
 
 
 class Images(Protocol):
@@ -107,6 +109,33 @@ def in_chunks(images: Images, size: int) -> Iterator[Tensor]:
     """The images in order, `size` at a time."""
     for start in range(0, images.shape[0], size):
         yield to_tensor(images[start : start + size])
+
+
+def map_images(function: Callable[[Tensor], Tensor], images: Images, device: torch.device, name: str) -> np.ndarray:
+    """`function` of all images, float32 (N, C, H, W), computed on `device` a few images at a time.
+
+    The result is in memory, or in a temporary file that disappears with it if it would fill half of that. `name` is
+    what errors call the function, which must keep the images' shape.
+    """
+    mapped, done = _room(tuple(images.shape)), 0
+    for x in in_chunks(images, CHUNK):
+        y = function(x.to(device))
+        if y.shape != x.shape:
+            raise DataError(
+                f"{name} turns an image of {tuple(x.shape[1:])} into {tuple(y.shape[1:])}: it must keep the shape."
+            )
+        if not torch.isfinite(y).all():
+            raise DataError(f"{name}(x) is not finite for images {done} to {done + len(x) - 1}; x: {describe(x)}.")
+        mapped[done : done + len(x)] = y.detach().cpu().numpy()
+        done += len(x)
+    return mapped
+
+
+def _room(shape: tuple[int, ...]) -> np.ndarray:
+    if 4 * np.prod(shape, dtype=np.int64) <= psutil.virtual_memory().available // 2:
+        return np.empty(shape, np.float32)
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, np.float32, "w+", shape=shape)
 
 
 def to_tensor(rows: Any) -> Tensor:

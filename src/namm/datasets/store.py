@@ -18,10 +18,7 @@ from namm.datasets import partial
 from namm.datasets.base import BLOCK, SPLITS, Dataset
 from namm.datasets.lazy import LazyImages
 from namm.datasets.readers import open_hdf5
-from namm.errors import DataError, RunFolderError, UsageError
-from namm.files import differences
-
-Header = dict[str, bool | int | float | str]
+from namm.errors import DataError, UsageError
 
 
 def write_store(
@@ -40,17 +37,10 @@ def write_store(
     path = Path(path)
     counts = _counts(dataset.sizes if sizes is None else sizes)
     header = _header(dataset, counts, seed)
-    with partial.only_writer(path):
-        if path.exists():
-            _require_same(path, _read_header(path), header)
-            return path
-        growing = partial.beside(path, ".partial")
-        blocks = _unwritten(growing, header)
-        if blocks is None:
-            partial.begin(growing, dataset.shape, counts, header)
-            blocks = _unwritten(growing, header) or []
-        _draw(growing, blocks, dataset, seed, quiet=quiet)
-        partial.publish(growing, path)
+    arrays = {split: (n, *dataset.shape) for split, n in counts.items()}
+    partial.grow(
+        path, arrays, header, lambda file, blocks: _draw(file, blocks, dataset, seed, sum(counts.values()), quiet=quiet)
+    )
     return path
 
 
@@ -75,7 +65,7 @@ class Store:
 
     def __init__(self, file: h5py.File, path: Path):
         self._file, self.path = file, path
-        self.parameters = _attributes(file)
+        self.parameters = dict(partial.attributes(file))
         """The recipe: dataset, its parameters, seed, images per split, version."""
 
     @property
@@ -113,50 +103,18 @@ def _counts(sizes: Mapping[str, int]) -> dict[str, int]:
     return {split: sizes.get(split, 0) for split in SPLITS}
 
 
-def _header(dataset: Dataset, counts: dict[str, int], seed: int) -> Header:
+def _header(dataset: Dataset, counts: dict[str, int], seed: int) -> partial.Header:
     recipe = {name: "none" if value is None else value for name, value in dataset.parameters().items()}
     given = {"seed": seed, "block": BLOCK, **{f"n_{split}": n for split, n in counts.items()}}
     return {"dataset": dataset.name, **recipe, **given, "namm_version": __version__}
 
 
-def _attributes(file: h5py.File) -> Header:
-    return {name: value.item() if hasattr(value, "item") else value for name, value in file.attrs.items()}
-
-
-def _read_header(path: Path) -> Header:
-    try:
-        with h5py.File(path, "r") as file:
-            return _attributes(file)
-    except OSError as error:
-        raise RunFolderError(f"{path} exists and is not a readable HDF5 file ({error}): move it away.") from error
-
-
-def _require_same(path: Path, there: Header, asked: Header) -> None:
-    # Another version's complete file is as good as ours: what it was drawn from is in the other attributes.
-    if found := differences(there, asked | {"namm_version": there.get("namm_version", "absent")}):
-        raise RunFolderError(
-            f"{path} holds other data than asked for ({'; '.join(found)}) and is not overwritten: write to "
-            "another path, or remove that file first."
-        )
-
-
-def _unwritten(growing: Path, header: Header) -> list[partial.Block] | None:
-    """What is left to draw; None where there is no usable file, so that it is begun anew."""
-    try:
-        with h5py.File(growing, "r") as file:
-            there = _attributes(file)
-            _require_same(growing, there, header)
-            blocks = partial.unwritten(file)
-    except (OSError, KeyError, RuntimeError):
-        return None
-    return blocks if there["namm_version"] == header["namm_version"] else None
-
-
-def _draw(growing: Path, blocks: list[partial.Block], dataset: Dataset, seed: int, *, quiet: bool) -> None:
+def _draw(
+    file: h5py.File, blocks: list[partial.Block], dataset: Dataset, seed: int, total: int, *, quiet: bool
+) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with h5py.File(growing, "r+") as file, Progress(*columns, disable=quiet) as bar:
+    with Progress(*columns, disable=quiet) as bar:
         sizes = {(split, k): min(BLOCK, len(file[split]) - k * BLOCK) for split, k in blocks}
-        total = sum(len(file[split]) for split in SPLITS)
         task = bar.add_task(f"{dataset.name} images", total=total, completed=total - sum(sizes.values()))
         for (split, k), n in sizes.items():
             images = dataset.images(seed, split, k * BLOCK, k * BLOCK + n)

@@ -16,7 +16,7 @@ from namm.numerics import generator
 from namm.training.maps import train_map
 
 TRAINING = "training"
-"""The training's folder: checkpoints, log and, at its end, the maps as `mirror`."""
+"""The training's folder in a stage: checkpoints, log and, at its end, the maps as `mirror`."""
 CHUNK = 64
 """Images measured at a time."""
 

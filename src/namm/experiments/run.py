@@ -42,7 +42,7 @@ def run(
 
     Everything that can be wrong with names, settings and folder is refused before anything is computed or written.
     """
-    stages, folder = stages_until(until), Path(folder)
+    stages, folder = stages_until(until, chosen.settings), Path(folder)
     require_run(folder, chosen.experiment)
     _require_one_process()
     keys = stage_keys(chosen.settings)

@@ -138,13 +138,13 @@ class ModelSettings:
 class SamplerSettings:
     """How a diffusion model is sampled."""
 
-    method: Literal["euler-maruyama", "dpm-solver"] = "euler-maruyama"
+    method: Literal["euler-maruyama", "ancestral", "ddim", "dpm-solver", "unipc"] = "euler-maruyama"
     steps: int = 1000
     """Evaluations of the network."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"steps of a sampler must be 1 or more, not {self.steps}.")
+        if self.steps < 2:
+            raise UsageError(f"a sampler needs at least 2 steps, not {self.steps}.")
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,20 @@ class BaselineSettings:
     train: TrainSettings = field(default_factory=lambda: score_training("1500 epochs"))
 
 
+@dataclass(frozen=True)
+class VAESettings:
+    """The variational autoencoder, in mirror space (stage `mvae`) and in data space (stage `vae`)."""
+
+    latent: int = 128
+    """Length of the latent vector."""
+    features: int = 64
+    """Channels of the first layer."""
+    beta: float = 1e-3
+    """Weight of the divergence from the prior."""
+    train: TrainSettings = field(default_factory=lambda: TrainSettings(budget="200 epochs", betas=(0.9, 0.999)))
+    """How the one in mirror space is trained; the other gets, as compute, what the map and this one took."""
+
+
 # The comparison
 
 
@@ -214,10 +228,16 @@ class Settings:
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     dm: BaselineSettings = field(default_factory=BaselineSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    vae: VAESettings = field(default_factory=VAESettings)
 
     def __post_init__(self) -> None:
         if self.data.n_train < 1 or self.data.n_val < 1:
             raise UsageError(
                 f"data.n_train and data.n_val must be 1 or more in a run, not {self.data.n_train} and "
                 f"{self.data.n_val}: a map is trained on the first and measured on the second."
+            )
+        if self.samples.seed == self.evaluate.seed:
+            raise UsageError(
+                f"samples.seed and evaluate.seed are both {self.samples.seed}: what f was finetuned on must not be "
+                "what it is judged by. Choose another one."
             )

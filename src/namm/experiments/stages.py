@@ -8,13 +8,21 @@ Imports no torch: keys are computed, and stages listed, by commands that must an
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from namm.errors import UsageError
 from namm.experiments.plain import digest, plain
 from namm.experiments.presets import require_name
-from namm.experiments.settings import BaselineSettings, FinetuneSettings, MapSettings, ModelSettings, Settings
+from namm.experiments.settings import (
+    BaselineSettings,
+    FinetuneSettings,
+    MapSettings,
+    ModelSettings,
+    Settings,
+    VAESettings,
+)
 from namm.training.settings import OBSERVING
 
 
@@ -64,45 +72,94 @@ class Stage:
     version: int = 1
 
 
-def _make_data(work: Work) -> Outcome:
-    from namm.experiments.data_stage import make_data
+def _lazily(module: str, function: str) -> Callable[[Work], Outcome]:
+    """A stage's function, whose module, and torch with it, is imported only when it is called."""
 
-    return make_data(work)
+    def call(work: Work) -> Outcome:
+        outcome: Outcome = getattr(import_module(f"namm.experiments.{module}"), function)(work)
+        return outcome
 
-
-def _make_map(work: Work) -> Outcome:
-    from namm.experiments.map_stage import make_map
-
-    return make_map(work)
+    return call
 
 
-def _learning(part: MapSettings | ModelSettings | FinetuneSettings | BaselineSettings) -> dict[str, Any]:
+def _learning(
+    part: MapSettings | ModelSettings | FinetuneSettings | BaselineSettings | VAESettings,
+) -> dict[str, Any]:
     """Settings of a training as plain values, without those that only watch it."""
     values: dict[str, Any] = plain(part)
     return values | {"train": {name: value for name, value in values["train"].items() if name not in OBSERVING}}
 
 
+MAIN_LINE = "report"
+"""Where a run ends that is not asked to end elsewhere."""
+
 STAGES = {
     stage.name: stage
     for stage in (
-        Stage("data", (), lambda s: plain(s.data), _make_data, ("images", "shape", "distance_mean", "distance_max")),
+        Stage(
+            "data",
+            (),
+            lambda s: plain(s.data),
+            _lazily("data_stage", "make_data"),
+            ("images", "shape", "distance_mean", "distance_max"),
+        ),
         Stage(
             "map",
             ("data",),
             lambda s: {"rule": plain(s.data.rule), **_learning(s.map)},
-            _make_map,
+            _lazily("map_stage", "make_map"),
             ("steps", "distance_noise", "distance_map", "cycle_error", "total_variation"),
         ),
-        Stage("mdm", ("data", "map"), lambda s: _learning(s.mdm)),
-        Stage("samples", ("map", "mdm"), lambda s: plain(s.samples)),
-        Stage("finetune", ("data", "map", "samples"), lambda s: _learning(s.finetune)),
+        Stage(
+            "mdm",
+            ("data", "map"),
+            lambda s: _learning(s.mdm),
+            _lazily("model_stage", "make_mdm"),
+            ("steps", "loss", "val/loss"),
+        ),
+        Stage(
+            "samples",
+            ("data", "map", "mdm"),
+            lambda s: plain(s.samples),
+            _lazily("samples_stage", "make_samples"),
+            ("samples", "distance_mean"),
+        ),
+        Stage(
+            "finetune",
+            ("data", "map", "samples"),
+            lambda s: _learning(s.finetune),
+            _lazily("samples_stage", "make_finetune"),
+            ("steps", "distance_samples_before", "distance_samples"),
+        ),
         Stage(
             "dm",
             ("data", "map", "mdm", "samples", "finetune"),
             lambda s: {**_learning(s.dm), "network": plain(s.mdm.network), "diffusion": plain(s.mdm.diffusion)},
+            _lazily("model_stage", "make_dm"),
+            ("steps", "loss", "val/loss"),
         ),
-        Stage("evaluate", ("data", "map", "mdm", "finetune", "dm"), lambda s: plain(s.evaluate)),
+        Stage(
+            "evaluate",
+            ("data", "map", "mdm", "samples", "finetune", "dm"),
+            lambda s: plain(s.evaluate),
+            _lazily("evaluate_stage", "make_evaluation"),
+            ("distance_ours", "distance_baseline", "mmd_ours", "mmd_baseline"),
+        ),
         Stage("report", ("evaluate",), lambda s: {}),
+        Stage(
+            "mvae",
+            ("data", "map"),
+            lambda s: _learning(s.vae),
+            _lazily("model_stage", "make_mvae"),
+            ("steps", "loss", "val/loss"),
+        ),
+        Stage(
+            "vae",
+            ("data", "map", "mvae"),
+            lambda s: _learning(s.vae),
+            _lazily("model_stage", "make_vae"),
+            ("steps", "loss", "val/loss"),
+        ),
     )
 }
 
@@ -121,18 +178,23 @@ def stage_keys(settings: Settings) -> dict[str, str]:
     return keys
 
 
-def stages_until(last: str | None) -> list[Stage]:
-    """The stages up to and including `last`, all of them for None; refused if one cannot be done yet."""
-    names = list(STAGES)
-    wanted = [STAGES[name] for name in names[: names.index(require_name(last or names[-1], names, "stage")) + 1]]
+def stages_until(last: str | None, settings: Settings) -> list[Stage]:
+    """What leads to `last`, it included, in order; by default to the end of the main line.
+
+    A stage that `last` does not need is not among them: the autoencoders are for those who ask for them.
+    """
+    wanted = {require_name(last or MAIN_LINE, STAGES, "stage")}
+    for stage in reversed(STAGES.values()):
+        wanted |= set(needs(stage, settings)) if stage.name in wanted else set()
+    chosen = [stage for stage in STAGES.values() if stage.name in wanted]
     ready = [stage.name for stage in STAGES.values() if stage.function is not None]
-    if missing := [stage.name for stage in wanted if stage.function is None]:
+    if missing := [stage.name for stage in chosen if stage.function is None]:
         asked = "a whole run" if last is None else f"`--until {last}`"
         raise UsageError(
             f"{asked} needs the stage {missing[0]!r}, which this version does not have yet. "
-            f"There are {', '.join(ready)}: add `--until {ready[-1]}`."
+            f"There are {', '.join(ready)}: add `--until evaluate`."
         )
-    return wanted
+    return chosen
 
 
 def summary(stage: Stage, results: Mapping[str, Any]) -> str:

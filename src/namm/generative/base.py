@@ -4,9 +4,9 @@ A model learns a distribution over images y of mirror space and draws from it. I
 keeps its own standardisation, so that whoever trains or samples it never has to.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,12 @@ class GenerativeModel(Protocol):
     def loss(self, y: Tensor, *draws: Tensor) -> Tensor:
         """What to minimise on a batch (B, C, H, W): a scalar. `draws` come from `draw`, where the model has it."""
 
-    def sample(self, n: int, *, generator: torch.Generator | int | None = None, **options: Any) -> Tensor:
-        """(n, C, H, W) in mirror space; the same generator state or seed gives the same samples."""
+    @property
+    def sample(self) -> Callable[..., Tensor]:
+        """`sample(n, *, generator=None, …)`: (n, C, H, W) in mirror space, with whatever options the model has.
+
+        The same generator state or seed gives the same samples.
+        """
 
 
 @runtime_checkable

@@ -107,6 +107,7 @@ class Diffusion(Standardised, nn.Module):
         sampler: Sampler = PAPER_SAMPLER,
         batch_size: int = 64,
         generator: torch.Generator | int | None = None,
+        first: int = 0,
         progress: bool = True,
     ) -> Tensor:
         """`n` samples in mirror space, (n, C, H, W), on the model's device.
@@ -119,6 +120,7 @@ class Diffusion(Standardised, nn.Module):
             sampler: `EulerMaruyama(1000)` (the paper), `Ancestral`, `DDIM`, `DPMSolver(25)` or `UniPC(25)`.
             batch_size: Samples made together.
             generator: A seed, or a generator to draw it from; None draws it from torch's own.
+            first: Number of the first sample: `sample(64, first=128)` makes samples 128 to 191 of the same seed.
             progress: Show a progress bar, where there is a terminal.
         """
         with evaluating(self), _ticking(n, batch_size, sampler.steps, progress) as tick:
@@ -129,6 +131,7 @@ class Diffusion(Standardised, nn.Module):
                 like=at_least_float32(self.mean),
                 batch_size=batch_size,
                 generator=generator,
+                first=first,
             )
 
 

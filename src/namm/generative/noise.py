@@ -56,21 +56,24 @@ def sample_in_batches(
     like: Tensor,
     batch_size: int,
     generator: torch.Generator | int | None,
+    first: int = 0,
 ) -> Tensor:
-    """`n` samples, `make` turning the noise of a batch into its samples: (n, *shape).
+    """Samples `first` to `first` + `n`, `make` turning the noise of a batch into its samples: (n, *shape).
 
     Under torchrun every process must call this: each makes its share, all get all samples, and the seed is that of the
     first process.
     """
-    if n < 1 or batch_size < 1:
-        raise UsageError(f"n and batch_size must be at least 1, not {n} and {batch_size}.")
+    if n < 1 or batch_size < 1 or first < 0:
+        raise UsageError(
+            f"n and batch_size must be at least 1 and first at least 0, not {n}, {batch_size} and {first}."
+        )
     processes = PartialState(cpu=not torch.cuda.is_available())
     seed = as_seed(generator)
     if processes.num_processes > 1:
         (seed,) = broadcast_object_list([seed])
     starts = batch_starts(n, batch_size, processes.process_index, processes.num_processes)
     end = min(n, (processes.process_index + 1) * share(n, processes.num_processes))
-    parts = [make(Noise(seed, start, min(start + batch_size, end), shape, like)) for start in starts]
+    parts = [make(Noise(seed, first + k, first + min(k + batch_size, end), shape, like)) for k in starts]
     mine = torch.cat([like.new_empty(0, *shape), *parts])
     return mine if processes.num_processes == 1 else _gather(mine, n, processes)
 

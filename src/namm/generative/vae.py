@@ -130,6 +130,7 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
         *,
         batch_size: int = 64,
         generator: torch.Generator | int | None = None,
+        first: int = 0,
         progress: bool = True,
     ) -> Tensor:
         """`n` samples in mirror space, (n, C, H, W), on the model's device: the mean images of z ~ N(0, I).
@@ -141,6 +142,7 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
             n: How many.
             batch_size: Samples made together.
             generator: A seed, or a generator to draw it from; None draws it from torch's own.
+            first: Number of the first sample: `sample(64, first=128)` makes samples 128 to 191 of the same seed.
             progress: Taken from callers that serve every model; a single pass needs no bar.
         """
 
@@ -155,6 +157,7 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
                 like=at_least_float32(self.mean),
                 batch_size=batch_size,
                 generator=generator,
+                first=first,
             )
 
 

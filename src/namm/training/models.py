@@ -5,19 +5,19 @@
 With `IdentityMap` in place of g this trains a plain model on plain data.
 """
 
-import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from accelerate import PartialState
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from namm.datasets.batches import Images, check_images, describe, in_chunks
-from namm.errors import DataError, UsageError
+from namm.datasets.batches import Images, check_images, map_images
+from namm.errors import CheckpointError, DataError, UsageError
 from namm.files import write_atomically
 from namm.generative.base import DrawsNoise, GenerativeModel, evaluating
 from namm.maps import Mirror
@@ -26,7 +26,7 @@ from namm.training.objectives import Losses, Objective
 from namm.training.settings import SCORE_SETTINGS, TrainSettings
 from namm.training.trainer import TrainResult, train
 
-CHUNK = 64  # images mapped at a time
+MODEL = "model.safetensors"  # the trained state, in the training's folder
 
 
 class ModelObjective(Objective):
@@ -87,41 +87,16 @@ def train_model(
         progress=progress,
     )
     if folder is not None and processes.is_main_process:
-        _save(model, Path(folder) / "model.safetensors")
+        _save(model, Path(folder) / MODEL)
     processes.wait_for_everyone()
     return result
 
 
 @torch.no_grad()
-def mirror_images(mirror: Mirror, data: Images, device: torch.device) -> Images:
-    """g(x) of all images: float32, (N, C, H, W), in memory, or in a temporary file if it would fill half of that."""
-    if not isinstance(mirror, nn.Module):
-        return _map_into(_room(tuple(data.shape)), mirror, data, device)
-    with evaluating(mirror.to(device)):
-        return _map_into(_room(tuple(data.shape)), mirror, data, device)
-
-
-def _map_into(y: np.ndarray, mirror: Mirror, data: Images, device: torch.device) -> np.ndarray:
-    done = 0
-    for x in in_chunks(data, CHUNK):
-        mapped = mirror.to_mirror(x.to(device))
-        if mapped.shape != x.shape:
-            raise DataError(
-                f"g turns an image of {tuple(x.shape[1:])} into {tuple(mapped.shape[1:])}: it must keep the shape."
-            )
-        if not torch.isfinite(mapped).all():
-            raise DataError(f"g(x) is not finite for images {done} to {done + len(x) - 1}; x: {describe(x)}.")
-        y[done : done + len(x)] = mapped.cpu().numpy()
-        done += len(x)
-    return y
-
-
-def _room(shape: tuple[int, ...]) -> np.ndarray:
-    """An array for mirror images; the file behind a large one disappears with it."""
-    if 4 * np.prod(shape, dtype=np.int64) <= psutil.virtual_memory().available // 2:
-        return np.empty(shape, np.float32)
-    with tempfile.TemporaryFile() as file:
-        return np.memmap(file, np.float32, "w+", shape=shape)
+def mirror_images(mirror: Mirror, data: Images, device: torch.device) -> np.ndarray:
+    """g(x) of all images, (N, C, H, W), as `map_images` keeps them."""
+    with evaluating(mirror.to(device)) if isinstance(mirror, nn.Module) else nullcontext():
+        return map_images(mirror.to_mirror, data, device, "g")
 
 
 def _check_fit(images: Images, model: GenerativeModel, name: str) -> None:
@@ -146,7 +121,17 @@ def _describe(model: nn.Module, mirror: Mirror, data: Images) -> dict[str, Any]:
     }
 
 
+def load_model(model: nn.Module, folder: str | Path) -> None:
+    """Give `model` the weights and statistics that `train_model` left in `folder`."""
+    path = Path(folder) / MODEL
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be loaded into this {type(model).__name__}: {error}") from error
+    model.eval()
+
+
 def _save(model: nn.Module, path: Path) -> None:
-    """Write the state of the model, for `model.load_state_dict(safetensors.torch.load_file(path))`."""
+    """Write the state of the model, for `load_model`."""
     if not path.exists():
         write_atomically(path, save({name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}))

@@ -1,0 +1,148 @@
+"""The stage `evaluate`: every way to a sample side by side, on samples that no training has seen.
+
+    data         other real images, the floor of every figure
+    mdm          f(ỹ), ỹ from the mirror diffusion model, f as the stage `map` left it
+    finetuned    the same ỹ through the finetuned f: the method
+    dm           the baseline's own samples
+    projected    the baseline's samples, projected on the rule's set, where the rule has a projection
+    repaired     the baseline's samples through g and the finetuned f
+
+All are compared with the same held-out images, and both models are run by the same sampler from the same seed.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from namm.constraints import Constraint
+from namm.datasets import open_store
+from namm.datasets.batches import Images, map_images
+from namm.datasets.store import Store
+from namm.errors import UsageError
+from namm.evaluation import Scores, compare
+from namm.experiments import build
+from namm.experiments.data_stage import images_file
+from namm.experiments.folder import read_record
+from namm.experiments.map_stage import mirror_folder
+from namm.experiments.model_stage import EQUAL_COMPUTE, device, load_diffusion
+from namm.experiments.samples_stage import describe
+from namm.experiments.stages import Outcome, Work
+from namm.files import write_json
+from namm.generative.mirrored import Mirrored
+from namm.generative.sample_file import SampleFile, write_samples
+from namm.maps import IdentityMap, MirrorMap
+
+METRICS = "metrics.json"
+OURS, BASELINE = "mdm.h5", "dm.h5"
+"""Samples of the method (through the finetuned f) and of the baseline."""
+
+
+def make_evaluation(work: Work) -> Outcome:
+    """Draw the samples of both models, or go on drawing them, and measure every row."""
+    settings = work.settings.evaluate
+    with ExitStack() as stack:
+        store = stack.enter_context(open_store(images_file(work.needs["data"])))
+        rule = build.constraint(work.settings.data.rule).to(device())
+        before = MirrorMap.load(mirror_folder(work.needs["map"])).to(device())
+        after = MirrorMap.load(mirror_folder(work.needs["finetune"])).to(device())
+        ours = stack.enter_context(_samples(work, store, rule, OURS, "mdm", after))
+        baseline = stack.enter_context(_samples(work, store, rule, BASELINE, "dm", IdentityMap()))
+        rows = {
+            name: compare(
+                images,
+                _reference(work, store),
+                rule,
+                subsets=settings.mmd_subsets,
+                size=settings.subset,
+                seed=settings.seed,
+                device=device(),
+            )
+            for name, images in _rows(work, store, rule, before, after, ours, baseline)
+        }
+    write_json(work.folder / METRICS, {"rows": {name: asdict(scores) for name, scores in rows.items()}, **_costs(work)})
+    return Outcome(_headline(rows), (METRICS, OURS, BASELINE))
+
+
+def _rows(
+    work: Work,
+    store: Store,
+    rule: Constraint,
+    before: MirrorMap,
+    after: MirrorMap,
+    ours: SampleFile,
+    baseline: SampleFile,
+) -> Iterator[tuple[str, Images]]:
+    """Every row's images, one row at a time in memory."""
+    yield "data", _others(work, store)
+    yield "mdm", _mapped(before.to_data, ours.mirror_images, "f")
+    yield "finetuned", ours.images
+    yield "dm", baseline.images
+    if rule.has_project:
+        yield "projected", _mapped(rule.project, baseline.images, "project")
+    yield "repaired", _mapped(nn.Sequential(after.g, after.f), baseline.images, "f∘g")
+
+
+@torch.no_grad()
+def _mapped(function: Any, images: Images, name: str) -> Images:
+    return map_images(function, images, device(), name)
+
+
+def _reference(work: Work, store: Store) -> Images:
+    return store[work.settings.evaluate.reference]
+
+
+def _others(work: Work, store: Store) -> Images:
+    """Real images that are not the reference, as many as there are samples."""
+    split = "train" if work.settings.evaluate.reference == "test" else "test"
+    if not store.sizes[split]:
+        raise UsageError(f"the floor of the metrics needs images in {split!r}: set data.n_{split}.")
+    return store[split][: work.settings.evaluate.n]
+
+
+def _samples(
+    work: Work, store: Store, rule: Constraint, name: str, stage: str, mirror: MirrorMap | IdentityMap
+) -> SampleFile:
+    """The samples of the model that `stage` trained, made if they are not there yet."""
+    settings = work.settings.evaluate
+    _, channels, height, width = store["train"].shape
+    model = load_diffusion(work.settings, work.needs[stage], (channels, height, width))
+    source = Mirrored(model, mirror).to(device())
+    write_samples(
+        work.folder / name,
+        source,
+        settings.n,
+        seed=settings.seed,
+        description=describe(source, settings.sampler),
+        constraint=rule,
+        sampler=build.sampler(settings.sampler),
+        progress=work.progress,
+    )
+    return SampleFile(work.folder / name)
+
+
+def _costs(work: Work) -> dict[str, Any]:
+    """Compute seconds and steps of every stage that both sides are made of."""
+    records = {name: read_record(work.needs[name]) for name in (*EQUAL_COMPUTE, "dm")}
+    seconds = {name: record.compute_seconds for name, record in records.items()}
+    return {
+        "compute_seconds": seconds,
+        "compute_seconds_ours": sum(seconds[name] for name in EQUAL_COMPUTE),
+        "compute_seconds_baseline": seconds["dm"],
+        "steps": {name: record.results.get("steps") for name, record in records.items()},
+    }
+
+
+def _headline(rows: dict[str, Scores]) -> dict[str, float]:
+    ours, baseline = rows["finetuned"], rows["dm"]
+    return {
+        "distance_ours": ours.distance.mean,
+        "distance_baseline": baseline.distance.mean,
+        "mmd_ours": ours.mmd.mean,
+        "mmd_baseline": baseline.mmd.mean,
+        "mmd_data": rows["data"].mmd.mean,
+        "total_variation_ours": ours.total_variation,
+    }

@@ -1,0 +1,133 @@
+"""The stages that train a generative model: `mdm` and `mvae` on mirror images, `dm` and `vae` on the images themselves.
+
+The plain models are the baselines, and a comparison is fair at equal compute. A step of a baseline costs what a step of
+its mirrored counterpart does, being that of the same network on images of the same shape, so it gets
+
+    steps = (compute seconds of everything it is compared with) / (compute seconds of a step of its counterpart),
+
+which is right to within one step, however busy the machine was.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from torch import nn
+
+from namm.datasets import open_store
+from namm.experiments import build
+from namm.experiments.data_stage import images_file
+from namm.experiments.folder import read_record
+from namm.experiments.map_stage import TRAINING, mirror_folder
+from namm.experiments.settings import Settings
+from namm.experiments.stages import Outcome, Work
+from namm.generative import VAE, Diffusion
+from namm.maps import IdentityMap, MirrorMap
+from namm.training.models import MODEL, load_model, train_model
+from namm.training.settings import TrainSettings
+
+Shape = tuple[int, int, int]
+
+
+def make_mdm(work: Work) -> Outcome:
+    """Train the diffusion model on g(x), or go on."""
+    return _train(work, _diffusion, MirrorMap.load(mirror_folder(work.needs["map"])), work.settings.mdm.train)
+
+
+def make_dm(work: Work) -> Outcome:
+    """Train the same diffusion model on x, at equal compute unless it has a budget of its own."""
+    settings = work.settings.dm.train
+    if work.settings.dm.equal_compute:
+        settings = equal_compute(
+            settings, work.settings.mdm.train, work.needs["mdm"], [work.needs[name] for name in EQUAL_COMPUTE]
+        )
+    return _train(work, _diffusion, IdentityMap(), settings)
+
+
+def make_mvae(work: Work) -> Outcome:
+    """Train the autoencoder on g(x), or go on."""
+    return _train(work, _vae, MirrorMap.load(mirror_folder(work.needs["map"])), work.settings.vae.train)
+
+
+def make_vae(work: Work) -> Outcome:
+    """Train the same autoencoder on x, for what the map and its counterpart took together."""
+    settings = work.settings.vae.train
+    folders = [work.needs["map"], work.needs["mvae"]]
+    return _train(work, _vae, IdentityMap(), equal_compute(settings, settings, work.needs["mvae"], folders))
+
+
+EQUAL_COMPUTE = ("map", "mdm", "samples", "finetune")
+"""What the baseline's compute is equal to, together."""
+
+
+def equal_compute(
+    settings: TrainSettings, counterpart: TrainSettings, folder: Path, folders: Sequence[Path]
+) -> TrainSettings:
+    """`settings` with the budget that makes their training cost what the stages in `folders` did.
+
+    The price of a step is that of the training in the stage `folder`, whose settings are `counterpart`; where a step
+    means something else (another batch size or precision), the budget is given as time.
+    """
+    seconds = sum(read_record(each).compute_seconds for each in folders)
+    same = all(getattr(settings, name) == getattr(counterpart, name) for name in ("batch_size", "precision", "compile"))
+    if not same:
+        return replace(settings, budget=f"{seconds / 60:.6f} minutes")
+    record = read_record(folder)
+    return replace(
+        settings, budget=f"{max(1, round(seconds * record.results['steps'] / record.compute_seconds))} steps"
+    )
+
+
+# Models by the stage that trained them
+
+
+def load_diffusion(settings: Settings, folder: Path, shape: Shape) -> Diffusion:
+    """The diffusion model that the stage in `folder` trained."""
+    model = _diffusion(settings, shape)
+    load_model(model, folder / TRAINING)
+    return model
+
+
+def load_vae(settings: Settings, folder: Path, shape: Shape) -> VAE:
+    """The autoencoder that the stage in `folder` trained."""
+    model = _vae(settings, shape)
+    load_model(model, folder / TRAINING)
+    return model
+
+
+def device() -> torch.device:
+    """Where models run."""
+    found: torch.device = PartialState(cpu=not torch.cuda.is_available()).device
+    return found
+
+
+def _diffusion(settings: Settings, shape: Shape) -> Diffusion:
+    return build.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, settings.mdm.train.seed)
+
+
+def _vae(settings: Settings, shape: Shape) -> VAE:
+    return build.vae(settings.vae, shape)
+
+
+def _train(
+    work: Work,
+    make: Callable[[Settings, Shape], nn.Module],
+    mirror: MirrorMap | IdentityMap,
+    settings: TrainSettings,
+) -> Outcome:
+    with open_store(images_file(work.needs["data"])) as store:
+        _, *shape = store["train"].shape
+        model = make(work.settings, (shape[0], shape[1], shape[2]))
+        trained = train_model(
+            model,  # type: ignore[arg-type]  # every model of ours is both a module and a generative model
+            store["train"],
+            mirror,
+            settings=settings,
+            validation=store["val"],
+            folder=work.folder / TRAINING,
+            progress=work.progress,
+        )
+    results = {"steps": trained.steps, "images": trained.images, **trained.losses}
+    return Outcome(results, (f"{TRAINING}/{MODEL}",), trained.compute_seconds)

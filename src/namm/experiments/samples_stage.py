@@ -1,0 +1,102 @@
+"""The stages `samples` and `finetune`: what the model really produces, and f trained on it (paper Sec. 3.3, Eq. 7)."""
+
+from contextlib import ExitStack
+
+import torch
+
+from namm.constraints import Constraint
+from namm.datasets import open_store
+from namm.datasets.batches import Images, in_chunks, map_images
+from namm.evaluation import distance_summary, total_variation
+from namm.experiments import build
+from namm.experiments.data_stage import images_file
+from namm.experiments.map_stage import CHUNK, TRAINING, mirror_folder
+from namm.experiments.model_stage import device, load_diffusion
+from namm.experiments.settings import SamplerSettings
+from namm.experiments.stages import Outcome, Work
+from namm.generative.mirrored import Mirrored
+from namm.generative.sample_file import SampleFile, write_samples
+from namm.maps import MirrorMap
+from namm.training.identity import weights_digest
+from namm.training.maps import finetune_map
+from namm.training.objectives import UniformNoise
+
+TRAIN, HELD_OUT = "train.h5", "held_out.h5"
+"""Samples to finetune on, and samples to see by whether it helps."""
+
+
+def make_samples(work: Work) -> Outcome:
+    """Draw mirror images from the model, or go on drawing them."""
+    settings = work.settings
+    with open_store(images_file(work.needs["data"])) as store:
+        _, channels, height, width = store["train"].shape
+    model = load_diffusion(settings, work.needs["mdm"], (channels, height, width))
+    mirror = MirrorMap.load(mirror_folder(work.needs["map"]))
+    source = Mirrored(model, mirror).to(device())
+    rule = build.constraint(settings.data.rule).to(device())
+    wanted = {TRAIN: (0, settings.samples.n), HELD_OUT: (settings.samples.n, settings.samples.n_val)}
+    files = [(name, first, n) for name, (first, n) in wanted.items() if n]
+    for name, first, n in files:
+        write_samples(
+            work.folder / name,
+            source,
+            n,
+            seed=settings.samples.seed,
+            first=first,
+            description=describe(source, settings.samples.sampler),
+            constraint=rule,
+            sampler=build.sampler(settings.samples.sampler),
+            progress=work.progress,
+        )
+    seconds, total = 0.0, 0.0
+    for name, _, _ in files:
+        with SampleFile(work.folder / name) as file:
+            seconds += file.compute_seconds
+            total += float(file.distances.sum())
+    count = sum(n for _, _, n in files)
+    return Outcome({"samples": count, "distance_mean": total / count}, tuple(name for name, _, _ in files), seconds)
+
+
+def make_finetune(work: Work) -> Outcome:
+    """Train f on the samples, or go on, and measure on held-out ones what that changed."""
+    settings = work.settings.finetune
+    rule = build.constraint(work.settings.data.rule)
+    mirror = MirrorMap.load(mirror_folder(work.needs["map"]))
+    held_out = work.needs["samples"] / HELD_OUT
+    with ExitStack() as stack:
+        store = stack.enter_context(open_store(images_file(work.needs["data"])))
+        samples = stack.enter_context(SampleFile(work.needs["samples"] / TRAIN)).mirror_images
+        others = stack.enter_context(SampleFile(held_out)).mirror_images if held_out.exists() else None
+        before = _measure(mirror.to(device()), rule, others)
+        trained = finetune_map(
+            mirror,
+            store["train"],
+            samples,
+            rule,
+            noise=UniformNoise(settings.sigma_max),
+            weights=build.weights(settings.weights),
+            settings=settings.train,
+            validation=None if others is None else (store["val"], others),
+            folder=work.folder / TRAINING,
+            progress=work.progress,
+        )
+        after = _measure(mirror, rule, others)
+    was = {f"{name}_before": value for name, value in before.items()}
+    results = {"steps": trained.steps, "images": trained.images, **was, **after}
+    return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
+
+
+@torch.no_grad()
+def _measure(mirror: MirrorMap, rule: Constraint, samples: Images | None) -> dict[str, float]:
+    """Mean ℓ and total variation of f(ỹ), nothing where there are no samples."""
+    if samples is None:
+        return {}
+    x = map_images(mirror.to_data, samples, device(), "f")
+    variation = [float(total_variation(rows).sum()) for rows in in_chunks(x, CHUNK)]
+    distance = distance_summary(rule.to(device()), x, device=device()).mean
+    return {"distance_samples": distance, "variation_samples": sum(variation) / len(x)}
+
+
+def describe(source: Mirrored, sampler: SamplerSettings) -> dict[str, str | int]:
+    """What a file of samples was made with."""
+    return {"weights": weights_digest(source), "sampler": sampler.method, "steps": sampler.steps}

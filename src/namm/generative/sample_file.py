@@ -1,0 +1,155 @@
+"""Any number of samples in one HDF5 file, made a batch at a time and never twice.
+
+images            x = f(y)                          (N, C, H, W)
+mirror_images     y                                 (N, C, H, W)
+distances         ℓ(x), where there is a rule       (N,)
+seconds           what each sample took to compute  (N,)
+
+Sample i depends on (model, sampler, seed, i) alone, so a file that was cut short goes on where it stopped and ends with
+the samples of an uninterrupted one (in the same batches, their very bytes on a CPU). Memory does not grow with N.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from namm._version import __version__
+from namm.constraints import Constraint
+from namm.datasets import partial
+from namm.datasets.base import BLOCK
+from namm.datasets.lazy import LazyImages
+from namm.datasets.readers import open_hdf5
+from namm.errors import DataError, UsageError
+from namm.generative.mirrored import Mirrored
+
+
+def write_samples(
+    path: str | Path,
+    source: Mirrored,
+    n: int,
+    *,
+    seed: int,
+    description: Mapping[str, bool | int | float | str],
+    constraint: Constraint | None = None,
+    first: int = 0,
+    batch_size: int = 256,
+    progress: bool = True,
+    **options: Any,
+) -> Path:
+    """Write samples `first` to `first` + `n` of `source` to `path`, or go on where an interrupted call stopped.
+
+    Args:
+        path: The file. A complete one of the same seed and description is left alone, one of others is refused.
+        source: The model and the maps; on the device to be used.
+        n: How many samples.
+        seed: Theirs.
+        description: What else tells these samples from others: which weights, which sampler. Kept as attributes.
+        constraint: ℓ, to be measured on every sample.
+        first: Number of the first sample, to go on where another file ends.
+        batch_size: Samples made together, rounded up to a multiple of 64.
+        progress: Show a progress bar, where there is a terminal.
+        options: Of `source.model.sample`, such as `sampler`.
+    """
+    if n < 1 or batch_size < 1:
+        raise UsageError(f"n and batch_size must be at least 1, not {n} and {batch_size}.")
+    shape = tuple(source.model.sample_shape)
+    arrays = {"images": (n, *shape), "mirror_images": (n, *shape), "seconds": (n,)}
+    if constraint is not None:
+        arrays["distances"] = (n,)
+    header = {"samples": n, "first": first, "seed": seed, **description, "namm_version": __version__}
+
+    def make(start: int, stop: int) -> dict[str, np.ndarray]:
+        began = time.perf_counter()
+        x, y = source.sample_pairs(stop - start, generator=seed, first=first + start, progress=False, **options)
+        made = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy()}
+        made["seconds"] = np.full(stop - start, (time.perf_counter() - began) / (stop - start))
+        if constraint is not None:
+            made["distances"] = constraint(x).cpu().numpy()
+        return {name: values.astype(np.float32) for name, values in made.items()}
+
+    @torch.no_grad()
+    def fill(file: h5py.File, blocks: list[partial.Block]) -> None:
+        missing = sorted({k for _, k in blocks})
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as bar:
+            task = bar.add_task("samples", total=n, completed=max(0, n - BLOCK * len(missing)))
+            for ks in _runs(missing, -(-batch_size // BLOCK)):
+                start, stop = ks[0] * BLOCK, min(n, (ks[-1] + 1) * BLOCK)
+                made = make(start, stop)
+                for k in ks:
+                    rows = slice(k * BLOCK - start, (k + 1) * BLOCK - start)
+                    for name, values in made.items():
+                        partial.write_block(file, (name, k), values[rows])
+                bar.advance(task, stop - start)
+
+    partial.grow(Path(path), arrays, header, fill)
+    return Path(path)
+
+
+def _runs(numbers: list[int], longest: int) -> Iterator[list[int]]:
+    """Consecutive numbers together, at most `longest` of them; batches begin at multiples of that, as if none were done.
+
+    So whether the file was interrupted does not decide which samples are made together.
+    """
+    run: list[int] = []
+    for k in numbers:
+        if run and (k != run[-1] + 1 or k % longest == 0):
+            yield run
+            run = []
+        run.append(k)
+    if run:
+        yield run
+
+
+class SampleFile:
+    """An open file of samples; its images are read on demand."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file = open_hdf5(self.path)
+        if "samples" not in self._file.attrs:
+            self._file.close()
+            raise DataError(f"{self.path} was not written by `write_samples` or `namm sample`.")
+        self.parameters = dict(partial.attributes(self._file))
+        """Seed, sampler, weights and whatever else the samples were made from."""
+
+    @property
+    def images(self) -> LazyImages:
+        """x."""
+        return LazyImages(self._file["images"], "NCHW", self.path)
+
+    @property
+    def mirror_images(self) -> LazyImages:
+        """y."""
+        return LazyImages(self._file["mirror_images"], "NCHW", self.path)
+
+    @property
+    def distances(self) -> np.ndarray:
+        """ℓ(x): (N,)."""
+        if "distances" not in self._file:
+            raise DataError(f"{self.path} holds no distances: it was written without a constraint.")
+        values: np.ndarray = self._file["distances"][:]
+        return values
+
+    @property
+    def compute_seconds(self) -> float:
+        """What all samples took together."""
+        return float(self._file["seconds"][:].astype(np.float64).sum())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> "SampleFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
