@@ -1,0 +1,240 @@
+"""KID and FID: how far two sets of images are apart to the eye of a network trained on photographs.
+
+With features φ (2048 numbers an image, `namm.evaluation.inception`):
+
+    KID = unbiased MMD² of the features under k(a, b) = (⟨a, b⟩/2048 + 1)³, mean ± std over 100 random subsets of 1000
+    FID = ‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2(Σ₁Σ₂)^½), the Fréchet distance of two Gaussians with the features' moments
+
+both computed by torchmetrics, in float64. FID is biased upwards by a term that falls with the number of images: compare
+equal numbers only (the paper: 50 000 against 50 000; KID 10 000 against 10 000).
+
+What the network sees is a *picture*: `Clipped` for images in [0, 1]; for flows the vorticity, `Vorticity`.
+
+Images are read 512 at a time, and FID keeps no features at all, only their running sums. With a `cache` folder, each
+512 images' features are a file there, named after a hash of the pictures and of the network's weights.
+"""
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from namm.constraints import Constraint
+from namm.constraints.base import Scaled
+from namm.constraints.divergence import DivergenceFree
+from namm.datasets.batches import Images, check_images
+from namm.errors import DataError, UsageError
+from namm.evaluation.inception import load_inception
+from namm.evaluation.mmd import Estimate
+from namm.evaluation.rows import read, require_comparable, require_size
+from namm.files import write_atomically
+from namm.numerics import fold
+from namm.simulators.fluid import cut, lay_out, vorticity
+
+CHUNK = 512
+"""Images read, and features kept in one file of the cache, at a time."""
+NAMES = ("real images", "samples")
+
+Picture = Callable[[Tensor], Tensor]
+"""Images (B, C, H, W) to pictures in [0, 1], (B, 3, H′, W′)."""
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Values clipped to [low, high] and scaled to [0, 1]; grey images become RGB."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(B, 1 or 3, H, W) → (B, 3, H, W)."""
+        if x.shape[1] not in (1, 3):
+            raise DataError(
+                f"images with {x.shape[1]} channels are no pictures: give `picture`, a function that makes "
+                "(B, 3, H, W) in [0, 1] of them, such as Vorticity() for velocities."
+            )
+        scaled = (x.clamp(self.low, self.high) - self.low) / (self.high - self.low)
+        return scaled.expand(-1, 3, -1, -1)
+
+
+CLIPPED = Clipped()
+
+
+@dataclass(frozen=True)
+class Vorticity:
+    """The vorticity of each state of a flow, clipped to ±limit, as a grey picture laid out as the image is."""
+
+    size: int = 64
+    extent: float = 2 * math.pi
+    limit: float = 20.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Velocities (B, 2, r·n, c·n) → (B, 3, r·n, c·n)."""
+        if x.shape[1] != 2 or x.shape[2] % self.size or x.shape[3] % self.size:
+            raise DataError(f"{self} needs velocities (B, 2, H, W) in whole states; these are {tuple(x.shape)}.")
+        rotation = vorticity(cut(x, self.size), self.extent / self.size)
+        return Clipped(-self.limit, self.limit)(lay_out(rotation.unsqueeze(-3)))
+
+
+def picture_for(constraint: Constraint) -> Picture:
+    """What the paper shows the network of images under this rule: the vorticity of flows, else the image clipped."""
+    rule = constraint.inner if isinstance(constraint, Scaled) else constraint
+    return Vorticity(rule.size, rule.extent) if isinstance(rule, DivergenceFree) else Clipped()
+
+
+class Extractor:
+    """From images to features.
+
+    Args:
+        picture: what the network sees of an image.
+        network: pictures (B, 3, H, W) in [0, 1] → (B, F), with an attribute `num_features`; Inception by default.
+        batch_size: pictures in the network at a time.
+        cache: a folder that keeps features, or none.
+        device: where the network runs; where its weights are by default.
+
+    Raises:
+        DataError: no network is given and no Inception weights are here.
+    """
+
+    def __init__(
+        self,
+        picture: Picture = CLIPPED,
+        network: nn.Module | None = None,
+        *,
+        batch_size: int = 64,
+        cache: str | Path | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        network = load_inception() if network is None else network
+        self.network = network if device is None else network.to(device)
+        self.picture, self.batch_size = picture, batch_size
+        self.cache = None if cache is None else Path(cache).expanduser()
+        self._digest = b"" if cache is None else _digest(network)
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return int(self.network.num_features)  # type: ignore[arg-type]
+
+    def chunks(self, images: Images, name: str = "images") -> Iterator[Tensor]:
+        """Features (≤ 512, F) of images (N, C, H, W) in order, float32 on the CPU."""
+        check_images(images, name)
+        for start in range(0, images.shape[0], CHUNK):
+            pictures = self.picture(read(images, slice(start, start + CHUNK), name))
+            yield self._compute(pictures) if self.cache is None else self._cached(pictures, self.cache)
+
+    def _cached(self, pictures: Tensor, folder: Path) -> Tensor:
+        content = pictures[:, :1] if pictures.stride(1) == 0 else pictures  # grey: three times the same
+        header = repr((tuple(pictures.shape), content.dtype)).encode()
+        found = hashlib.blake2b(header + self._digest, digest_size=16)
+        found.update(content.cpu().contiguous().numpy().tobytes())
+        path = folder / f"{found.hexdigest()}.safetensors"
+        try:
+            return load_file(path)["features"]
+        except (FileNotFoundError, SafetensorError, KeyError):  # absent, or cut short by something
+            features = self._compute(pictures)
+            write_atomically(path, save({"features": features}))
+            return features
+
+    @torch.no_grad()
+    def _compute(self, pictures: Tensor) -> Tensor:
+        device = next((p.device for p in self.network.parameters()), pictures.device)
+        return torch.cat([self.network(part.to(device)).float().cpu() for part in pictures.split(self.batch_size)])
+
+
+def kid(
+    real: Images,
+    samples: Images,
+    extractor: Extractor | None = None,
+    *,
+    subsets: int = 100,
+    size: int = 1000,
+    seed: int = 0,
+) -> Estimate:
+    """Kernel Inception distance between images (M, C, H, W) and (N, C, H, W), mean and std over random subsets.
+
+    Args:
+        real: true images.
+        samples: images of the same shape.
+        extractor: `Extractor()` by default, Inception on images in [0, 1].
+        subsets: how many pairs of subsets.
+        size: images in a subset, drawn without repetition.
+        seed: decides which images.
+
+    Raises:
+        DataError: shapes differ, NaN or inf in an image, a set smaller than `size`, or no Inception weights.
+    """
+    _require_comparable(real, samples)
+    for images, name in zip((real, samples), NAMES, strict=True):
+        require_size(images.shape[0], size, name)
+    if subsets < 1:
+        raise UsageError(f"kid needs at least one subset, got {subsets}.")
+    from torchmetrics.image.kid import KernelInceptionDistance
+
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.filterwarnings("ignore", message=".*save all extracted features in buffer.*")
+        torch.manual_seed(fold(seed, "kid"))
+        metric = KernelInceptionDistance(feature=_Given(), subsets=subsets, subset_size=size)
+        mean, std = _fed(metric, real, samples, extractor or Extractor()).compute()
+    return Estimate(float(mean), float(std))
+
+
+def fid(real: Images, samples: Images, extractor: Extractor | None = None) -> float:
+    """Fréchet Inception distance between images (M, C, H, W) and (N, C, H, W).
+
+    Args:
+        real: true images.
+        samples: images of the same shape.
+        extractor: `Extractor()` by default, Inception on images in [0, 1].
+
+    Raises:
+        DataError: shapes differ, NaN or inf in an image, or no Inception weights.
+    """
+    _require_comparable(real, samples)
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
+    extractor = extractor or Extractor()
+    metric = FrechetInceptionDistance(feature=_Given(extractor.num_features))
+    return float(_fed(metric, real, samples, extractor).compute())
+
+
+class _Given(nn.Module):
+    """In place of torchmetrics' own network: what it is given are features already."""
+
+    def __init__(self, num_features: int = 0) -> None:
+        super().__init__()
+        self.num_features = num_features
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features
+
+
+def _fed(metric: Any, real: Images, samples: Images, extractor: Extractor) -> Any:
+    """The metric, fed with the features of both sets in float64."""
+    for images, name in zip((real, samples), NAMES, strict=True):
+        for features in extractor.chunks(images, name):
+            metric.update(features.double(), real=name == NAMES[0])
+    return metric
+
+
+def _require_comparable(real: Images, samples: Images) -> None:
+    check_images(real, NAMES[0])
+    check_images(samples, NAMES[1])
+    require_comparable(real, samples, NAMES)
+
+
+def _digest(network: nn.Module) -> bytes:
+    """A hash of the network's class and weights."""
+    found = hashlib.blake2b(f"{type(network).__module__}.{type(network).__qualname__}".encode())
+    for name, tensor in network.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.digest()
