@@ -241,3 +241,19 @@ class Settings:
                 f"samples.seed and evaluate.seed are both {self.samples.seed}: what f was finetuned on must not be "
                 "what it is judged by. Choose another one."
             )
+
+
+def with_seed(settings: Settings, seed: int) -> Settings:
+    """The same settings with other seeds everywhere: for data, trainings, finetuning samples and evaluation."""
+    trained = {
+        name: replace(part, train=replace(part.train, seed=seed))
+        for name in ("map", "mdm", "finetune", "dm", "vae")
+        for part in (getattr(settings, name),)
+    }
+    return replace(
+        settings,
+        data=replace(settings.data, seed=seed),
+        samples=replace(settings.samples, seed=2 * seed + 1),
+        evaluate=replace(settings.evaluate, seed=2 * seed + 2),
+        **trained,
+    )
