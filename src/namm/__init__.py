@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from namm._version import __version__
 
 if TYPE_CHECKING:
-    from namm.constraints import Burgers, Constraint, Periodic, TotalFlux, constraint
+    from namm.constraints import Burgers, Constraint, Count, DivergenceFree, Periodic, TotalFlux, constraint
     from namm.generative import VAE, Diffusion, Mirrored
     from namm.maps import IdentityMap, MirrorMap
     from namm.pipeline import NAMMPipeline
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "Burgers": "namm.constraints",
     "Constraint": "namm.constraints",
+    "Count": "namm.constraints",
     "Diffusion": "namm.generative",
+    "DivergenceFree": "namm.constraints",
     "IdentityMap": "namm.maps",
     "MirrorMap": "namm.maps",
     "Mirrored": "namm.generative",
@@ -38,7 +40,9 @@ __all__ = [
     "VAE",
     "Burgers",
     "Constraint",
+    "Count",
     "Diffusion",
+    "DivergenceFree",
     "IdentityMap",
     "MirrorMap",
     "Mirrored",

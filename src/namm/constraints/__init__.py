@@ -2,7 +2,19 @@
 
 from namm.constraints.base import Constraint, ConstraintReport, constraint
 from namm.constraints.burgers import Burgers
+from namm.constraints.count import Count, Counter
+from namm.constraints.divergence import DivergenceFree
 from namm.constraints.flux import TotalFlux
 from namm.constraints.periodic import Periodic
 
-__all__ = ["Burgers", "Constraint", "ConstraintReport", "Periodic", "TotalFlux", "constraint"]
+__all__ = [
+    "Burgers",
+    "Constraint",
+    "ConstraintReport",
+    "Count",
+    "Counter",
+    "DivergenceFree",
+    "Periodic",
+    "TotalFlux",
+    "constraint",
+]

@@ -2,7 +2,8 @@
 
 TotalFlux(120)              {"name": "TotalFlux", "total": 120.0}
 TotalFlux(120) + 0.5 * r    {"sum": [{"name": "TotalFlux", "total": 120.0}, {"scale": 0.5, "of": …}]}
-a rule of somebody's own    {"own": its name}, which says what is missing but cannot be rebuilt
+a rule of somebody's own    {"own": its name}, which says what is missing but cannot be rebuilt; so does a `Count`,
+                            whose network is no JSON
 """
 
 import inspect
@@ -11,13 +12,16 @@ from typing import Any, cast
 
 from namm.constraints.base import Constraint, Scaled, Sum
 from namm.constraints.burgers import Burgers
+from namm.constraints.divergence import DivergenceFree
 from namm.constraints.flux import TotalFlux
 from namm.constraints.periodic import Periodic
 from namm.errors import UsageError
 from namm.simulators.burgers import crank_nicolson, euler
 
 # Each keeps the arguments it was made with as attributes of the same names.
-RULES: dict[str, Callable[..., Constraint]] = {rule.__name__: rule for rule in (Burgers, Periodic, TotalFlux)}
+RULES: dict[str, Callable[..., Constraint]] = {
+    rule.__name__: rule for rule in (Burgers, DivergenceFree, Periodic, TotalFlux)
+}
 STEPS = {step.__name__: step for step in (crank_nicolson, euler)}
 
 
@@ -55,6 +59,7 @@ def rebuild(description: Mapping[str, Any]) -> Constraint:
             return RULES[name](**values)
         case {"own": name}:
             raise UsageError(
-                f"the rule {name!r} is one of your own, which JSON cannot hold: hand it in as constraint=rule."
+                f"the rule {name!r} is one of your own or holds a network, which no JSON can: "
+                "hand it in as constraint=rule."
             )
     raise UsageError(f"{dict(description)} describes no rule of this version: hand it in as constraint=rule.")

@@ -1,24 +1,54 @@
 """From settings to objects: the one place where a name is turned into the thing it names."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from namm.constraints import Constraint, Periodic, TotalFlux
+from namm.constraints import Constraint, Count, Counter, DivergenceFree, Periodic, TotalFlux
 from namm.constraints.burgers import Burgers
-from namm.datasets import BurgersTrajectories, Dataset, UnitCells
+from namm.datasets import BlackHoles, BurgersTrajectories, Dataset, Galaxies, KolmogorovFlow, UnitCells
 from namm.errors import UsageError
 from namm.experiments.data_settings import (
     BurgersData,
     BurgersRule,
+    CountData,
+    CountRule,
     Data,
+    DivergenceData,
+    DivergenceRule,
+    FluxData,
     FluxRule,
     PeriodicData,
     PeriodicRule,
     Rule,
 )
 from namm.experiments.plain import plain
-from namm.experiments.settings import MapSettings, Settings, WeightSettings
+from namm.experiments.settings import (
+    DiffusionSettings,
+    MapSettings,
+    NetworkSettings,
+    SamplerSettings,
+    Settings,
+    VAESettings,
+    WeightSettings,
+)
+from namm.generative import (
+    DDIM,
+    VAE,
+    VPSDE,
+    Ancestral,
+    Diffusion,
+    DPMSolver,
+    Epsilon,
+    EulerMaruyama,
+    NCSNpp,
+    UniPC,
+    Velocity,
+)
+from namm.generative.samplers import Sampler
+from namm.generative.vpsde import Prediction
 from namm.maps import ICNN, MirrorMap, ResNet
 from namm.numerics import fold
 from namm.simulators.burgers import Step, crank_nicolson, euler
@@ -32,10 +62,24 @@ from namm.training.objectives import (
     identity_regulariser,
 )
 
-DATASETS: dict[type[Data], type[Dataset]] = {BurgersData: BurgersTrajectories, PeriodicData: UnitCells}
+DATASETS: dict[type[Data], type[Dataset]] = {
+    BurgersData: BurgersTrajectories,
+    PeriodicData: UnitCells,
+    DivergenceData: KolmogorovFlow,
+    CountData: Galaxies,
+    FluxData: BlackHoles,
+}
 STEPS: dict[str, Step] = {"crank-nicolson": crank_nicolson, "euler": euler}
 NOISES: dict[str, type[UniformNoise] | type[FixedNoise]] = {"uniform": UniformNoise, "fixed": FixedNoise}
 REGULARISERS: dict[str, Regulariser] = {"gradient": gradient_regulariser, "identity": identity_regulariser}
+PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v": Velocity()}
+SAMPLERS: dict[str, Callable[[int], Sampler]] = {
+    "euler-maruyama": EulerMaruyama,
+    "ancestral": Ancestral,
+    "ddim": DDIM,
+    "dpm-solver": DPMSolver,
+    "unipc": UniPC,
+}
 
 
 def dataset(data: Data) -> Dataset:
@@ -51,19 +95,32 @@ def constraint(rule: Rule) -> Constraint:
     match rule:
         case FluxRule():
             return TotalFlux(rule.total)
+        case DivergenceRule():
+            return DivergenceFree(**plain(rule))
         case PeriodicRule():
             return Periodic((rule.tiles, rule.across or rule.tiles))
+        case CountRule():
+            return Count(_counter(rule), rule.count)
         case BurgersRule():
             return Burgers(**plain(rule) | {"step": STEPS[rule.step]})
     raise UsageError(
-        f"this version does not have the rule of {_short(type(rule))!r} yet; it has flux, burgers, periodic."
+        f"this version does not have the rule of {_short(type(rule))!r} yet; "
+        "it has flux, burgers, divergence, periodic, count."
     )
+
+
+def _counter(rule: CountRule) -> Counter:
+    if not rule.counter:
+        raise UsageError(
+            "the rule 'count' needs a network that counts: train one with `namm train counter -o counter.safetensors` "
+            "and pass --data.counter counter.safetensors (to `namm check`, --counter counter.safetensors)."
+        )
+    return Counter.load(rule.counter)
 
 
 def mirror(settings: MapSettings, channels: int) -> MirrorMap:
     """g and f with their first weights, which depend on the training's seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(fold(settings.train.seed, "init"))
+    with _seeded(settings.train.seed):
         return MirrorMap(ICNN(channels, **plain(settings.g)), ResNet(channels, **plain(settings.f)))
 
 
@@ -82,13 +139,49 @@ def regulariser(settings: MapSettings) -> Regulariser:
     return REGULARISERS[settings.regulariser]
 
 
+def diffusion(
+    network: NetworkSettings, process: DiffusionSettings, shape: tuple[int, int, int], seed: int
+) -> Diffusion:
+    """The score model of images of `shape`, with its first weights."""
+    with _seeded(seed):
+        return Diffusion(
+            NCSNpp(shape[0], shape[1], **plain(network)),
+            shape,
+            prediction=PREDICTIONS[process.prediction],
+            t_min=process.t_min,
+            sde=VPSDE(process.beta_min, process.beta_max),
+        )
+
+
+def vae(settings: VAESettings, shape: tuple[int, int, int]) -> VAE:
+    """The autoencoder of images of `shape`, with its first weights."""
+    with _seeded(settings.train.seed):
+        return VAE(shape, settings.latent, settings.features, settings.beta)
+
+
+def sampler(settings: SamplerSettings) -> Sampler:
+    """How a diffusion model is run backwards."""
+    return SAMPLERS[settings.method](settings.steps)
+
+
 def check(settings: Settings) -> None:
     """Refuse settings that do not fit together, by sending one empty image through everything they describe."""
     images = dataset(settings.data)
     rule = constraint(settings.data.rule)
     maps = mirror(settings.map, images.shape[0])
+    model = diffusion(settings.mdm.network, settings.mdm.diffusion, images.shape, settings.mdm.train.seed)
     with torch.no_grad():
-        rule(maps.to_data(maps.to_mirror(torch.zeros(1, *images.shape))))
+        y = maps.to_mirror(torch.zeros(1, *images.shape))
+        rule(maps.to_data(y))
+        model.loss(y)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """torch's own generator set for the weights of a training, and put back after."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(fold(seed, "init"))
+        yield
 
 
 def _short(kind: type[Any]) -> str:

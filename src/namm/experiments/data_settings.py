@@ -71,12 +71,8 @@ class CountRule(Rule):
 
     count: int = 8
     """Objects in an image."""
-    counter_spread: int = 2
-    """The counter learns from images with `count` − this to `count` + this objects."""
-    counter_images: int = 10_000
-    """Its training images per number of objects."""
-    counter_seed: int = 0
-    """Seed of its data and training."""
+    counter: str = ""
+    """File of the counting network, as `namm train counter` writes it."""
 
 
 # The data
@@ -237,8 +233,15 @@ class CountData(Data):
     """Of the faintest galaxy, in decibels against the background's variance."""
     separation: float = 5.0
     """Smallest distance between two centres in pixels."""
+    counter: str = ""
+    """File of the network that counts them, as `namm train counter` writes it; it must be given."""
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What shapes an image besides the seed: not the network that looks at it."""
+        return {name: value for name, value in super().recipe.items() if name != "counter"}
 
     @property
     def rule(self) -> CountRule:
         """The same count."""
-        return CountRule(count=self.count)
+        return CountRule(count=self.count, counter=self.counter)
