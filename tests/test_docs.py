@@ -7,8 +7,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
+    "blackholes.md",
     "constraints.md",
     "diffusion.md",
+    "evaluation.md",
+    "fluid.md",
+    "galaxies.md",
     "maps.md",
     "pipeline.md",
     "runs.md",

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from namm.datasets import BurgersTrajectories, Dataset, UnitCells
+from namm.datasets import BurgersTrajectories, Dataset, Galaxies, UnitCells
 from namm.errors import UsageError
 from namm.experiments import build
-from namm.experiments.data_settings import BurgersData, PeriodicData
+from namm.experiments.data_settings import BurgersData, CountData, PeriodicData
 from namm.experiments.presets import EXPERIMENTS, PRESETS, REPORTED, preset
 
 # The paper's Tables 3 and 4: σ_max, λ, rate, epochs of NAMM, MDM, finetuning and DM, images to train on and to validate
@@ -130,7 +130,9 @@ def test_unit_cells_obey_the_rule_derived_from_them(tiles):
     assert build.constraint(replace(data.rule, tiles=8))(x).max() > 0.1
 
 
-@pytest.mark.parametrize(("described", "recipe"), [(BurgersData, BurgersTrajectories), (PeriodicData, UnitCells)])
+@pytest.mark.parametrize(
+    ("described", "recipe"), [(BurgersData, BurgersTrajectories), (PeriodicData, UnitCells), (CountData, Galaxies)]
+)
 def test_data_settings_are_the_datasets_own_fields_and_defaults(described, recipe: type[Dataset]):
     assert described().recipe == {f.name: f.default for f in fields(recipe)}
     assert {k: n for k, n in described().sizes.items() if k != "test"} == {
@@ -143,9 +145,8 @@ def test_what_does_not_exist_is_refused_with_what_does():
         preset("burgrs")
     with pytest.raises(UsageError, match="There are demo, gpu, paper"):
         preset("burgers", "xyz")
-    for experiment in ("flux", "divergence", "count"):
-        with pytest.raises(UsageError, match=f"data of '{experiment}' yet; it can draw burgers, periodic"):
-            build.check(preset(experiment).settings)
+    with pytest.raises(UsageError, match="needs a network that counts: train one"):
+        build.check(preset("count").settings)
 
 
 def test_presets_import_no_torch():
