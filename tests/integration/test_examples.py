@@ -4,7 +4,12 @@ import ast
 import runpy
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
+from matplotlib.image import imread
+
+from namm.datasets import BurgersTrajectories, KolmogorovFlow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -24,3 +29,26 @@ def test_own_constraint_fits_in_25_lines_of_code():
     lines = (EXAMPLES / "own_constraint.py").read_text().splitlines()
     code = [n for n, line in enumerate(lines, 1) if line.strip() and n not in docstrings]
     assert len(code) <= 25
+
+
+@pytest.mark.parametrize(
+    ("dataset", "colours", "zero"),
+    [
+        (BurgersTrajectories(size=16), "gray", None),
+        (KolmogorovFlow(size=16, rows=1, columns=1, start=0.0), "gray", 0.5),
+    ],
+)
+def test_the_gallery_shows_the_images_that_the_dataset_draws(dataset, colours, zero, tmp_path):
+    module = runpy.run_path(str(EXAMPLES / "gallery.py"))
+    (path,) = module["main"](tmp_path, {"it": (dataset, colours)})
+    picture = imread(path)[..., 0]
+    tile = 2 * 16 + 2 * module["GAP"]
+    assert picture.shape == (2 * tile, 4 * tile)
+    inner = picture[tile + 4 : 2 * tile - 4 : 2, 2 * tile + 4 : 3 * tile - 4 : 2]  # row 1, column 2: image 6
+    image = dataset.images(0, "test", 6, 7)[0, 0].numpy()
+    if zero is None:
+        expected = (image - image.min()) / (image.max() - image.min())
+        np.testing.assert_allclose(inner, expected, atol=1 / 128)
+    else:
+        assert abs(inner.mean() - zero) < 0.01  # vorticity has no mean, and the middle of the colours is zero
+        assert inner.std() > 0.1
