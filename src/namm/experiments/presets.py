@@ -5,8 +5,8 @@ published results used (cycle terms 0.5 each, the gradient regulariser, 64 filte
 
 `gpu` (minutes on one modern GPU) and `demo` (minutes on two CPU cores) are ours. They are first choices, taken from
 small trials: λ five times the paper's, f without instance norm, with a skip and without dropout, a cosine rate,
-v-prediction. The demos of `periodic` (its map) and `burgers` (the whole run, `benchmarks/against_baseline.py`) have been
-measured as they stand here, the others have not.
+v-prediction. The demos of `periodic` (its map) and `burgers` (the whole run, `benchmarks/against_baseline.py`) have
+been measured as they stand here, the others have not.
 
 Every preset carries what the paper reports for its experiment. A distance ℓ is comparable with the paper's CD as
 100·λ·ℓ with the *paper's* λ, whatever λ a preset trains with.
@@ -273,7 +273,7 @@ def _demo(experiment: str) -> Settings:
         ),
         dm=BaselineSettings(train=score),
         evaluate=EvaluateSettings(n=1000, n_fid=0, mmd_subsets=5, kid_subsets=0, sampler=sampler),
-        vae=VAESettings(latent=32, features=32, beta=5e-3, train=replace(score, budget="2 minutes")),
+        vae=VAESettings(latent=32, features=32, beta=5e-3, train=replace(score, learning_rate=1e-3)),
     )
     return _demo_burgers(settings) if experiment == "burgers" else settings
 

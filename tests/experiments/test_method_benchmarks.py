@@ -1,0 +1,126 @@
+"""The benchmarks of the method at a size of seconds: what they print is what the runs measured."""
+
+import json
+import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from namm.experiments.data_settings import BurgersData
+from namm.experiments.presets import preset
+from namm.experiments.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings, with_seed
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """Burgers' equation on 8 × 8 images, a few steps of everything."""
+    base = preset("burgers")
+    s = base.settings
+
+    def short(part):
+        return replace(part, train=replace(part.train, budget="4 steps", batch_size=4))
+
+    f, sampler = replace(s.map.f, filters=4, blocks=1, downsamplings=1), SamplerSettings("dpm-solver", 3)
+    network = NetworkSettings(filters=8, multipliers=(1,), blocks=1, attention=(), dropout=0.0, unshuffle=2)
+    settings = replace(
+        s,
+        data=BurgersData(40, 10, 40, size=8),
+        map=short(replace(s.map, g=ForwardSettings(1, 4), f=f)),
+        mdm=short(replace(s.mdm, network=network)),
+        samples=replace(s.samples, n=16, n_val=8, sampler=sampler),
+        finetune=short(s.finetune),
+        dm=short(s.dm),
+        evaluate=replace(s.evaluate, n=32, subset=16, mmd_subsets=2, sampler=sampler),
+        vae=short(VAESettings(latent=4, features=4)),
+    )
+    return replace(base, settings=settings)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("seeds")
+
+
+def metrics(out, seed):
+    return json.loads((out / f"burgers-demo-{seed}" / "evaluate" / "metrics.json").read_text())
+
+
+def test_against_the_baseline(tiny, out, capsys):
+    module = runpy.run_path(str(BENCHMARKS / "against_baseline.py"))
+    arguments = ["--seeds", "0", "1", "--out", str(out)]
+    code = module["main"](arguments, tiny.settings)
+    printed = capsys.readouterr().out
+    found = [metrics(out, seed) for seed in (0, 1)]
+    ratios = [m["rows"]["finetuned"]["distance"]["mean"] / m["rows"]["dm"]["distance"]["mean"] for m in found]
+    line = next(line for line in printed.splitlines() if "ℓ finetuned / DM" in line)
+    assert [float(value) for value in re.findall(r"\d+\.\d{3}", line)] == pytest.approx(ratios, abs=6e-4)
+    assert ratios[0] != ratios[1]
+    assert code == (0 if all(met for m in found for _, met in module["verdict"](m).values()) else 1)
+    assert "DM + project" in printed
+    assert "DM repaired" in printed
+
+
+def test_the_verdict_is_that_of_its_limits():
+    verdict = runpy.run_path(str(BENCHMARKS / "against_baseline.py"))["verdict"]
+
+    def judged(**changes):
+        figures = {"ours": 0.4, "before": 0.45, "mmd": 0.12, "variation": 0.9} | changes
+        rows = {
+            "mdm": (figures["before"], 0.1, 1.0),
+            "finetuned": (figures["ours"], figures["mmd"], figures["variation"]),
+            "dm": (1.0, 0.1, 1.0),
+        }
+        table = {
+            name: {"distance": {"mean": distance}, "mmd": [mmd, 0.01], "total_variation": variation}
+            for name, (distance, mmd, variation) in rows.items()
+        }
+        costs = {"compute_seconds_ours": 10.0, "compute_seconds_baseline": 10.0}
+        return all(met for _, met in verdict({"rows": table, **costs}).values())
+
+    assert judged()
+    assert not judged(before=0.51)
+    assert not judged(ours=0.46)
+    assert not judged(mmd=0.126)
+    assert not judged(variation=0.84)
+
+
+def test_few_steps(tiny, out, capsys, tmp_path):
+    module = runpy.run_path(str(BENCHMARKS / "few_steps.py"))
+    seeded = replace(tiny, settings=with_seed(tiny.settings, 0))
+    where = [
+        "--run",
+        str(out / "burgers-demo-0"),
+        "--json",
+        str(tmp_path / "f.json"),
+        "--figure",
+        str(tmp_path / "f.png"),
+    ]
+    code = module["main"]([*where, "--n", "12", "--reference-steps", "5"], seeded)
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert len(found) == 2 * (1 + len(module["SAMPLERS"]))
+    assert (tmp_path / "f.png").stat().st_size > 10_000
+    for model in ("MDM + f", "DM"):
+        own = [row for row in found if row["model"] == model]
+        assert [row["distance_ratio"] for row in own] == pytest.approx(
+            [row["distance"] / own[0]["distance"] for row in own]
+        )
+    judged = [row for row in found if row["sampler"] == module["JUDGED"]]
+    agree = [abs(row["mmd2"]) <= 3 * row["standard_error"] and 0.9 <= row["distance_ratio"] <= 1.1 for row in judged]
+    assert len(judged) == 2
+    assert code == (0 if all(agree) else 1)
+    assert capsys.readouterr().out.count("times faster") == 2
+
+
+def test_the_mirrored_autoencoder(tiny, out, capsys):
+    module = runpy.run_path(str(BENCHMARKS / "mirror_vae.py"))
+    code = module["main"](["--seeds", "0", "1", "--n", "32", "--subset", "16", "--out", str(out)], tiny)
+    printed = capsys.readouterr().out
+    ratios = [float(value) for value in re.search(r"MVAE / VAE: (.*)", printed)[1].split(", ")]
+    table = [float(value) for value in re.findall(r"│ M?VAE +│ (\S+)", printed)]
+    assert ratios == pytest.approx([table[1] / table[0], table[3] / table[2]], rel=0.02)
+    excess, error = map(float, re.search(r"MVAE − VAE: ([+-]\S+) ± (\S+)", printed).groups())
+    assert code == (0 if max(ratios) <= 0.7 and excess <= error else 1)
