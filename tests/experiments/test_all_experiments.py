@@ -21,7 +21,7 @@ SIZES = {
     "burgers": {"size": 16},
     "divergence": {"size": 16, "rows": 1, "columns": 2, "inner_steps": 2, "start": 0.1},
     "periodic": {"size": 16},
-    "count": {"size": 32, "separation": 2.0},
+    "count": {"size": 48},
 }
 
 
@@ -29,7 +29,7 @@ SIZES = {
 def counter(tmp_path_factory):
     path = tmp_path_factory.mktemp("counter") / "counter.safetensors"
     quick = TrainSettings(budget="2 steps", batch_size=4)
-    train_counter(path, size=32, labels=(6, 8, 10), n_train=64, n_val=16, settings=quick, progress=False)
+    train_counter(path, size=48, labels=(7, 8, 9), n_train=64, n_val=16, settings=quick, progress=False)
     return path
 
 
