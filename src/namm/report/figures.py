@@ -1,34 +1,235 @@
 """Figures for people: drawn from arrays, without a display and without global state.
 
 Values are shown with a perceptually uniform map, signed deviations with a diverging one whose middle is zero, so
-that the colours mean the same on both sides.
+that the colours mean the same on both sides. Everything is drawn `WIDTH` inches wide, so that letters can be read where
+the page is a telephone, on a transparent ground, in the ink of a light or of a dark page:
+
+    with look("dark"):
+        figure = samples_figure(methods)
 """
 
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from namm.errors import RunFolderError
+from namm.errors import DataError, RunFolderError
 
 VALUES, DEVIATIONS = "viridis", "RdBu_r"
+OURS, BASELINE, OTHER, DATA = "#1b9e77", "#d95f02", "#7570b3", "#7f7f7f"
+"""Of the method, the baseline, a variant and the data, in every figure; they hold on light and on dark ground."""
 PANEL = 3.2  # inches a side
+WIDTH = 4.4  # inches
+CLIPPED = 0.005  # of all pixels lie beyond either end of a colour scale
+BINS = 40
+
+Array = NDArray[Any]
+Theme = Literal["light", "dark"]
+INK: dict[Theme, str] = {"light": "#1d2530", "dark": "#e4e8ee"}
 
 
-def worst_residual_figure(image: NDArray[Any], residual: NDArray[Any] | None, title: str) -> Figure:
+@dataclass(frozen=True)
+class View:
+    """What people see of images.
+
+    Attributes:
+        show: images (N, C, H, W) → pictures (N, H, W); by default the first channel.
+        label: what a pixel of the picture is, with its unit.
+        signed: whether its sign means something, so that zero is to be the middle of the colours.
+    """
+
+    show: Callable[[Array], Array] = lambda images: images[:, 0]
+    label: str = "pixel value"
+    signed: bool = False
+
+
+# The look
+
+
+@contextmanager
+def look(theme: Theme = "light") -> Iterator[None]:
+    """What is drawn inside has the ink of that theme."""
+    ink = INK[theme]
+    colours = {f"{name}color": ink for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")}
+    style = {
+        "font.size": 9,
+        "axes.titlesize": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.6,
+        "lines.linewidth": 1.4,
+        "legend.frameon": False,
+        "legend.fontsize": 8.5,
+    }
+    with mpl.rc_context(colours | style):
+        yield
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure, in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png(draw: Callable[[], Figure], theme: Theme, dpi: int = 180) -> bytes:
+    """The PNG of the figure that `draw` makes, in the ink of a theme, on a transparent ground."""
+    with look(theme):
+        buffer = io.BytesIO()
+        draw().savefig(buffer, format="png", dpi=dpi, transparent=True, pil_kwargs={"optimize": True})
+    return buffer.getvalue()
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; the suffix of `path` says in which format."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"the picture {path} cannot be written ({error}): choose another path.") from error
+
+
+# What figures are made of
+
+
+def require_finite(values: Array, what: str) -> Array:
+    """`values` as they are, refused where they hold NaN or inf or nothing at all."""
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        place = ", ".join(map(str, bad[0]))
+        raise DataError(f"{what}: the value at [{place}] is {values[tuple(bad[0])]}, which no figure can show.")
+    if not values.size:
+        raise DataError(f"{what}: there is nothing to show.")
+    return values
+
+
+def limits(values: Array, signed: bool) -> tuple[float, float]:
+    """Ends of a colour scale that leaves out few pixels; never without extent, and symmetric where the sign counts."""
+    if signed:
+        end = float(np.quantile(np.abs(values), 1 - CLIPPED)) or float(np.abs(values).max()) or 1.0
+        return -end, end
+    low, high = (float(end) for end in np.quantile(values, (CLIPPED, 1 - CLIPPED)))
+    if low == high:
+        low, high = float(values.min()), float(values.max())
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def mosaic(pictures: Array, columns: int) -> np.ma.MaskedArray[Any, Any]:
+    """Pictures (N, H, W) in rows of `columns` as one, with gaps between them that are masked."""
+    n, height, width = pictures.shape
+    gap = max(1, round(0.05 * width))
+    rows = -(-n // columns)
+    canvas = np.ma.array(np.zeros((rows * (height + gap) - gap, columns * (width + gap) - gap)), mask=True)
+    for k, picture in enumerate(pictures):
+        top, left = k // columns * (height + gap), k % columns * (width + gap)
+        canvas[top : top + height, left : left + width] = picture
+    return canvas
+
+
+def show_mosaic(axes: Axes, pictures: Array, columns: int, ends: tuple[float, float], signed: bool) -> Any:
+    """Draw a mosaic without ticks and return what a colour bar needs."""
+    shown = axes.imshow(
+        mosaic(pictures, columns),
+        cmap=DEVIATIONS if signed else VALUES,
+        vmin=ends[0],
+        vmax=ends[1],
+        interpolation="nearest",
+    )
+    bare(axes)
+    return shown
+
+
+def bare(axes: Axes) -> None:
+    """No ticks and no frame."""
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+
+
+def colour_bar(figure: Any, shown: Any, axes: Any, values: Array, label: str, **place: Any) -> None:
+    """A colour bar whose ends say whether values lie beyond them; `place` as matplotlib's `colorbar` takes it."""
+    low, high = shown.get_clim()
+    beyond = (bool(values.min() < low), bool(values.max() > high))
+    extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
+    bar = figure.colorbar(
+        shown,
+        ax=axes,
+        label=label,
+        extend=extend,
+        extendfrac=0.04,
+        **{"aspect": 25, "pad": 0.02, "shrink": 0.9} | place,
+    )
+    bar.outline.set_visible(False)
+    bar.formatter.set_powerlimits((-2, 3))
+
+
+def histograms(
+    axes: Axes, distances: Mapping[str, Array], colours: Mapping[str, Any], floor: float | None = None
+) -> None:
+    """Histograms of ℓ (N,) by name on one logarithmic axis, with their means and the data's own mean, the floor.
+
+    A distance of zero has no place on such an axis and is counted in the first bin.
+    """
+    for name, values in distances.items():
+        require_finite(values, f"distances of {name}")
+    positive = np.concatenate([values[values > 0] for values in distances.values()])
+    low, high = (float(positive.min()), float(positive.max())) if positive.size else (1e-9, 1e-9)
+    bins = np.geomspace(low / 1.2, high * 1.2, BINS)
+    for name, values in distances.items():
+        label = f"{name}: mean {short(values.mean())}"
+        axes.hist(np.maximum(values, low), bins=bins.tolist(), color=colours[name], alpha=0.75, label=label)
+    if floor is not None:
+        axes.plot([], [], " ", label=f"data: mean {short(floor)}")
+    axes.set_xscale("log")
+    plain_ticks(axes.xaxis, low, high)
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.set(xlabel="constraint distance ℓ of a sample", ylabel="samples")
+    legend_above(axes)
+
+
+def legend_above(axes: Axes) -> None:
+    """A legend where it covers nothing; in two columns if its lines are short enough."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, labels)) < 28 else 1
+    axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0)
+
+
+def short(value: float) -> str:
+    """A number in two digits."""
+    return f"{value:#.2g}".rstrip(".")
+
+
+def plain_ticks(axis: Any, low: float, high: float) -> None:
+    """Numbers as people write them on a logarithmic axis from `low` to `high`, be it short or many decades long."""
+    decades = np.log10(high / low)
+    subs = (1.0, 2.0, 5.0) if decades < 1.7 else (1.0,)
+    axis.set_major_locator(MaxNLocator(4) if decades < 0.7 else LogLocator(subs=subs, numticks=6))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+# The worst image
+
+
+def worst_residual_figure(image: Array, residual: Array | None, title: str) -> Figure:
     """An image (C, H, W) beside its residual, one row per channel.
 
     A residual that is one number for the whole image is shown as a constant; one that is no picture at all (not three
     axes), or none, leaves the image alone.
     """
-    deviations = _as_picture(residual, image)
+    deviations = as_picture(residual, image)
     columns = 1 if deviations is None else 2
     channels = max(len(image), 0 if deviations is None else len(deviations))
-    figure = Figure(figsize=(PANEL * columns + 1, PANEL * channels + 0.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(PANEL * channels + 0.6, PANEL * columns + 1)
     axes = figure.subplots(channels, columns, squeeze=False)
     for row in range(channels):
         if row < len(image):
@@ -46,23 +247,15 @@ def worst_residual_figure(image: NDArray[Any], residual: NDArray[Any] | None, ti
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure; the suffix of `path` says in which format."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"the picture {path} cannot be written ({error}): choose another path.") from error
-
-
-def _as_picture(residual: NDArray[Any] | None, image: NDArray[Any]) -> NDArray[Any] | None:
+def as_picture(residual: Array | None, image: Array) -> Array | None:
+    """The residual (C′, H′, W′) of an image (C, H, W) as something to look at, or none."""
     if residual is None or residual.ndim != 3:
         return None
     one_number = residual.shape[1:] == (1, 1)
     return np.broadcast_to(residual, (len(residual), *image.shape[1:])) if one_number else residual
 
 
-def _panel(figure: Figure, axes: Any, values: NDArray[Any], name: str, channels: int, row: int, **colours: Any) -> None:
+def _panel(figure: Figure, axes: Any, values: Array, name: str, channels: int, row: int, **colours: Any) -> None:
     shown = axes.imshow(values, interpolation="nearest", **colours)
     axes.set_title(f"{name}, channel {row}" if channels > 1 else name)
     axes.set_xticks([])

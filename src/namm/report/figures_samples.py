@@ -1,0 +1,139 @@
+"""Figures of samples: what two methods make, how far it is from the rule, and what the data look like beside it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from namm.errors import DataError
+from namm.report.figures import (
+    BASELINE,
+    OURS,
+    WIDTH,
+    Array,
+    View,
+    as_picture,
+    bare,
+    colour_bar,
+    histograms,
+    limits,
+    new_figure,
+    require_finite,
+    short,
+    show_mosaic,
+)
+
+COLOURS = (OURS, BASELINE)
+BAR = 0.75  # inches that a colour bar takes
+RAW = View()
+
+
+@dataclass(frozen=True)
+class Method:
+    """Samples of one method.
+
+    Attributes:
+        name: what to call it.
+        images: those to be shown, (K, C, H, W).
+        shown_distances: their ℓ, (K,).
+        distances: ℓ of all samples, (N,).
+        residuals: of those to be shown, (K, C′, H′, W′) or (K, C′, 1, 1), if the rule has a picture of it.
+    """
+
+    name: str
+    images: Array
+    shown_distances: Array
+    distances: Array
+    residuals: Array | None = None
+
+
+# Fig. 3: samples beside residuals and distances. Fig. 8: the same of two autoencoders.
+def samples_figure(
+    methods: Sequence[Method],
+    *,
+    view: View = RAW,
+    floor: float | None = None,
+    residual_label: str = "residual",
+    with_distances: bool = True,
+) -> Figure:
+    """Samples of each method in a row, their residuals below on one symmetric scale, histograms of ℓ at the foot."""
+    pictures = [_pictures(method, view) for method in methods]
+    residuals = [_residual_pictures(method) for method in methods]
+    blocks = [(pictures, view.signed, view.label)]
+    if all(residual is not None for residual in residuals):
+        blocks.append(([r for r in residuals if r is not None], True, residual_label))
+    heights = [sum(_height(rows) + 0.2 for rows in block[0]) for block in blocks]
+    foot = 2.4 if with_distances else 0.0
+    figure = new_figure(sum(heights) + foot)
+    parts: Any = figure.subfigures(len(blocks) + (foot > 0), 1, height_ratios=[*heights, *([foot] if foot else [])])
+    for part, (rows, signed, label) in zip(np.atleast_1d(parts), blocks, strict=False):
+        axes = part.subplots(len(methods), 1, squeeze=False)[:, 0]
+        values = np.concatenate([row.ravel() for row in rows])
+        for axis, row, method in zip(axes, rows, methods, strict=True):
+            shown = show_mosaic(axis, row, len(row), limits(values, signed), signed)
+            axis.set_ylabel(method.name)
+            if rows is pictures:
+                _captions(axis, row, [f"ℓ {short(distance)}" for distance in method.shown_distances])
+        colour_bar(part, shown, axes, values, label)
+    if with_distances:
+        named = dict(zip((method.name for method in methods), COLOURS, strict=False))
+        histograms(np.atleast_1d(parts)[-1].subplots(), {m.name: m.distances for m in methods}, named, floor)
+    return figure
+
+
+# Fig. 9: samples of every distribution
+def grids_figure(sets: Mapping[str, Array], *, view: View = RAW, side: int = 3) -> Figure:
+    """Sets of images (N, C, H, W) by name, side × side of each, two sets in a row, on one colour scale."""
+    pictures = {name: view.show(require_finite(images[: side**2], name)) for name, images in sets.items()}
+    values = np.concatenate([each.ravel() for each in pictures.values()])
+    ends = limits(values, view.signed)
+    columns = min(2, len(pictures))
+    rows = -(-len(pictures) // columns)
+    _, height, width = next(iter(pictures.values())).shape
+    block = (WIDTH - BAR) / columns
+    figure = new_figure(rows * (block * height / width + 0.3), block * columns + BAR)
+    axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"wspace": 0.08})
+    for axis in axes.flat:
+        bare(axis)
+    for axis, (name, each) in zip(axes.flat, pictures.items(), strict=False):
+        shown = show_mosaic(axis, each, side, ends, view.signed)
+        axis.set_title(name)
+    colour_bar(figure, shown, axes, values, view.label, shrink=0.6)
+    return figure
+
+
+def _pictures(method: Method, view: View) -> Array:
+    """What is seen of the method's images: (K, H, W)."""
+    pictures = view.show(require_finite(method.images, f"samples of {method.name}"))
+    if pictures.ndim != 3:
+        raise DataError(f"a view must make pictures (N, H, W); that of {method.name} made {pictures.shape}.")
+    return pictures
+
+
+def _residual_pictures(method: Method) -> Array | None:
+    """The residuals, (K, H′, W′); several channels as their root mean square, signed as the first is."""
+    if method.residuals is None:
+        return None
+    found = [as_picture(r, x) for r, x in zip(method.residuals, method.images, strict=True)]
+    if any(each is None for each in found):
+        return None
+    stacked = require_finite(np.stack([each for each in found if each is not None]), f"residuals of {method.name}")
+    if stacked.shape[1] == 1:
+        return stacked[:, 0]
+    return np.sign(stacked[:, 0]) * np.sqrt(np.mean(stacked**2, axis=1))
+
+
+def _height(pictures: Array) -> float:
+    """Of a row of them, in inches."""
+    count, height, width = pictures.shape
+    return (WIDTH - BAR) * height / (width * count)
+
+
+def _captions(axis: Axes, pictures: Array, texts: Sequence[str]) -> None:
+    """A text above each picture of a row."""
+    step: Any = pictures.shape[2] + max(1, round(0.05 * pictures.shape[2]))
+    for k, text in enumerate(texts):
+        axis.text(k * step + pictures.shape[2] / 2, -0.6, text, ha="center", va="bottom", fontsize=8)

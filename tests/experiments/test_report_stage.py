@@ -1,0 +1,155 @@
+"""The report of a real run, tiny but whole: its numbers, its record, and what a damaged or partial run gives."""
+
+import json
+import shutil
+from functools import partial
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from namm.constraints import DivergenceFree, Periodic
+from namm.constraints.burgers import Burgers
+from namm.errors import RunFolderError
+from namm.experiments.folder import read_record
+from namm.experiments.report_stage import FILE, PARTIAL, collect, make_report, view_of, write_report
+from namm.experiments.run import run
+from namm.experiments.stages import Work
+from namm.files import owned
+from namm.report import html
+from namm.report.figures import png
+
+
+@pytest.fixture(scope="module")
+def whole(whole_run, tiny_preset, tmp_path_factory):
+    """The whole run under a name with markup in it, and its report."""
+    folder = shutil.copytree(whole_run, tmp_path_factory.mktemp("runs") / "tiny <run>")
+    run(tiny_preset, folder, progress=False, tell=lambda line: None)
+    return folder
+
+
+@pytest.fixture
+def copy(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(html, "png", partial(png, dpi=20))  # nobody looks at these
+    return shutil.copytree(whole, tmp_path / whole.name)
+
+
+class Reader(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.numbers, self.text, self.images = [], "", 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.images += tag == "img"
+        if tag == "data":
+            self.numbers.append(float(dict(attrs)["value"]))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_a_whole_run_ends_with_a_page_of_its_own_numbers(whole):
+    record = read_record(whole / "report")
+    assert record.is_complete(whole / "report")
+    assert record.files == (FILE,)
+    page = Reader((whole / "report" / FILE).read_text())
+    metrics = json.loads((whole / "evaluate" / "metrics.json").read_text())
+    assert len(metrics["rows"]) >= 5
+    for values in metrics["rows"].values():
+        distance = values["distance"]
+        wanted = [distance["mean"], distance["std"], distance["max"], *values["mmd"], 100 * distance["mean"]]
+        assert {*wanted, values["total_variation"], values["spread"]} <= set(page.numbers)
+    assert set(metrics["compute_seconds"].values()) <= set(page.numbers)
+    assert {0.04, 0.1291, 0.0022, 0.09, 0.45} <= set(page.numbers)  # the paper's CD, MMD, KID; CDs of the others
+    assert page.images == 5
+    assert "burgers: tiny <run>" in page.text
+    assert "data.n_train" in page.text
+    assert "partial" not in page.text
+
+
+def test_what_is_collected_is_what_the_files_hold(whole):
+    contents = collect(whole)
+    assert not contents.problems
+    assert not contents.missing
+    assert list(contents.grids) == ["data", "ours, not finetuned", "ours", "baseline"]
+    assert set(contents.trainings) == {"map", "mdm", "finetune", "dm", "mvae", "vae"}
+    assert contents.step_seconds == pytest.approx(contents.ours[1].seconds / 6)
+    rule = Burgers(dt=0.05)
+    for method, worst in zip(contents.methods, contents.worst, strict=True):
+        x = torch.from_numpy(method.images)
+        np.testing.assert_allclose(method.shown_distances, rule(x), rtol=1e-4)
+        np.testing.assert_allclose(np.abs(method.residuals).mean(axis=(1, 2, 3)), rule(x), rtol=1e-4)
+        assert worst.shown_distances[0] == method.distances.max()
+        assert (np.diff(worst.shown_distances) <= 0).all()
+    changed = {name: (before, after) for name, before, after in contents.changed}
+    assert changed["data.size"] == ("32", "8")
+    assert changed["mdm.network.multipliers"] == ("[1, 2]", "[1]")
+    assert "data.dt" not in changed
+
+
+def test_a_report_is_made_anew_without_touching_its_record(copy):
+    record = (copy / "report" / "stage.json").read_bytes()
+    (copy / "report" / FILE).write_text("old")
+    assert write_report(copy) == copy / "report" / FILE
+    assert (copy / "report" / FILE).read_text().startswith("<!DOCTYPE html>")
+    assert (copy / "report" / "stage.json").read_bytes() == record
+    assert not (copy / PARTIAL).exists()
+
+
+def test_a_run_that_lacks_nothing_but_its_report_gets_it_as_a_stage(copy):
+    shutil.rmtree(copy / "report")
+    path = write_report(copy)
+    assert path == copy / "report" / FILE
+    assert read_record(copy / "report").is_complete(copy / "report")
+
+
+def test_a_partial_run_gives_a_partial_report_and_keeps_the_stages_folder_free(copy):
+    for stage in ("report", "evaluate", "dm"):
+        shutil.rmtree(copy / stage)
+    (copy / "samples" / "train.h5").unlink()
+    with (copy / "map" / "training" / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 99, "lo')
+    with owned(copy):  # by a run that goes on meanwhile
+        assert write_report(copy) == copy / PARTIAL
+    assert not (copy / "report").exists()
+    page = Reader((copy / PARTIAL).read_text())
+    assert "This report is partial. Not complete: samples, dm, evaluate." in page.text
+    assert page.images == 2  # the data, and how the trainings went
+
+
+def test_settings_that_changed_since_leave_nothing_to_report(copy):
+    content = yaml.safe_load((copy / "settings.yaml").read_text())
+    content["data"]["seed"] = 5
+    (copy / "settings.yaml").write_text(yaml.safe_dump(content))
+    page = Reader(write_report(copy).read_text())
+    assert "Not complete: data, map, mdm, samples, finetune, dm, evaluate." in page.text
+    assert "stale" in page.text
+    assert page.images == 0
+
+
+@pytest.mark.parametrize("content", ["{", '{"rows": {"dm": {}}}', '{"rows": {"dm": {"distance": 3}}}'])
+def test_a_damaged_file_is_a_problem_named_and_refused_by_the_stage(copy, tiny_preset, content):
+    (copy / "evaluate" / "metrics.json").write_text(content)
+    contents = collect(copy)
+    assert [problem.split(":")[0] for problem in contents.problems] == ["evaluate"]
+    assert contents.methods  # what can be read is there
+    assert contents.trainings
+    with pytest.raises(RunFolderError, match=r"the report cannot be made. evaluate: "):
+        make_report(Work(tiny_preset.settings, copy / "report", {}, False))
+
+
+def test_flows_are_seen_by_their_vorticity():
+    x = np.random.default_rng(0).normal(size=(3, 2, 8, 16)).astype(np.float32)
+    view = view_of(DivergenceFree(8, extent=4.0))
+    u, v = x[0, 0, :, 8:], x[0, 1, :, 8:]  # the second state of the first image
+    expected = (np.roll(v, -1, 0) - v - np.roll(u, -1, 1) + u) / (4.0 / 8)
+    shown = view.show(x)
+    assert shown.shape == (3, 8, 16)
+    np.testing.assert_allclose(shown[0, :, 8:], expected, rtol=1e-5, atol=1e-5)
+    assert view.signed
+    plain = view_of(Periodic((2, 2)))
+    np.testing.assert_array_equal(plain.show(x), x[:, 0])
+    assert not plain.signed

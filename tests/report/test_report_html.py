@@ -1,0 +1,287 @@
+"""The page: what it says, that it needs nothing else, and that nothing in it is taken for markup."""
+
+import base64
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from namm.report import html, words
+from namm.report.contents import Contents, Cost, Paper, Row, StageLine
+from namm.report.figures_samples import Method
+from namm.report.sections import report
+
+RNG = np.random.default_rng(0)
+EVIL = "<script>alert(1)</script>&amp;\"'"
+VOID = {"meta", "img", "source"}
+
+
+class Page(HTMLParser):
+    """The page as a reader meets it: texts, numbers, attributes; refuses elements that are not closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.text, self.numbers, self.rows = [], [], [], "", [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "data":
+            self.numbers.append(float(dict(attrs)["value"]))
+            if self.rows:
+                self.rows[-1][1].append(self.numbers[-1])
+        if tag == "tr":
+            self.rows.append(["", []])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += data
+        if "tr" in self.open and "small" not in self.open:
+            self.rows[-1][0] += data
+
+    def pictures(self):
+        uris = [value for name, value in self.attributes if name in ("src", "srcset")]
+        assert all(uri.startswith("data:image/png;base64,") for uri in uris)
+        return [Image.open(io.BytesIO(base64.b64decode(uri.split(",", 1)[1], validate=True))) for uri in uris]
+
+
+def row(name, distance, mmd=0.1, **others):
+    return Row(name, 100, distance, distance / 10, 3 * distance, 100 * distance, (mmd, 0.001), 0.97, 0.95, **others)
+
+
+ROWS = (
+    row("data", 4.7e-8, 0.04),
+    row("finetuned", 2.4321e-3, 0.068, paper=Paper(0.04, 0.1291, 0.0022)),
+    row("mdm", 2.9e-3, 0.07, kid=(0.0123, 0.0004)),
+    row("dm", 7.2e-3, 0.093),
+)
+
+
+def method(name):
+    return Method(name, RNG.random((2, 1, 4, 4)), np.array([0.1, 0.2]), RNG.random(9), RNG.normal(size=(2, 1, 4, 3)))
+
+
+@pytest.fixture(scope="module")
+def contents():
+    return Contents(
+        name="my run",
+        experiment="burgers",
+        preset="demo",
+        rule="Columns follow an equation.",
+        changed=[("map.sigma_max", "0.1", "0.2")],
+        settings="experiment: burgers\n",
+        stages=[StageLine("data", "complete", 1.5, "images 7", "2026-11-15T10:00:00+00:00", "0.1.0")],
+        rows=ROWS,
+        ours=[Cost("map", 80.0, 1000), Cost("mdm", 85.0, 500), Cost("samples", 4.0), Cost("finetune", 16.0, 200)],
+        baseline=[Cost("dm", 185.5, 1090)],
+        methods=[method("ours"), method("baseline")],
+        worst=[method("ours"), method("baseline")],
+        grids={"data": RNG.random((9, 1, 4, 4))},
+        trainings={"map": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "val/loss": 1.5}]},
+        made={"on": "2026-11-15"},
+    )
+
+
+@pytest.fixture(scope="module")
+def text(contents):
+    return report(contents)
+
+
+@pytest.fixture
+def page(text):
+    return Page(text)
+
+
+def bare(contents, **changes):
+    """Without pictures, which take long to draw."""
+    return replace(contents, methods=(), worst=(), grids={}, trainings={}, ours=(), baseline=(), **changes)
+
+
+def test_every_number_of_every_row_is_in_its_row(page):
+    found = {}
+    for name in (words.ROWS[each.name][0] for each in ROWS):
+        (found[name],) = (numbers for head, numbers in page.rows if re.match(rf"{re.escape(name)}[\d–]", head))
+    for each in ROWS:
+        paper = [] if each.paper is None else [each.paper.cd, each.paper.mmd, each.paper.kid]
+        expected = [each.distance, each.distance_std, each.distance_max, each.cd, *paper[:1], *each.mmd, *paper[1:2],
+                    *(each.kid or ()), *paper[2:], each.total_variation, each.spread]  # fmt: skip
+        assert found[words.ROWS[each.name][0]] == expected
+    heads = [name for name, _ in page.rows]
+    assert heads.index(next(h for h in heads if h.startswith("data4.70"))) < heads.index(
+        next(h for h in heads if h.startswith("ours0"))
+    )  # the floor first
+
+
+def test_the_headline_says_what_the_numbers_say(page):
+    assert "Our samples are 66 % closer to the rule than the baseline's: mean ℓ is 0.00243 against 0.00720" in page.text
+    assert "They resemble held-out data more than the baseline's: √MMD² is 0.0680 against 0.0930" in page.text
+    assert "not kept by smoothing" in page.text
+    assert "185 s of compute for ours and 186 s for the baseline." in page.text
+    assert page.numbers.count(2.4321e-3) >= 3  # lead, tile and table
+
+
+def test_settings_commands_versions_and_costs_are_there(page):
+    for said in (
+        "map.sigma_max",
+        "namm run --config 'my run'/settings.yaml --out 'my run-again'",
+        "experiment: burgers\n",
+        "2026-11-15T10:00:00+00:00",
+        "1090",
+        "Columns follow an equation.",
+    ):
+        assert said in page.text
+    assert 185.0 in page.numbers  # of ours, together
+    assert "partial" not in page.text
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(text, page):
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "@import" not in text
+    assert "url(" not in text
+    assert not {"script", "link", "iframe", "object", "a"} & set(page.tags)
+    assert {name for name, _ in page.attributes} & {"href", "action", "onclick", "onload"} == set()
+    assert ("content", "default-src 'none'; img-src data:; style-src 'unsafe-inline'") in page.attributes
+
+
+def test_every_picture_shows_something_in_both_inks(page):
+    found = page.pictures()
+    assert len(found) == 2 * page.tags.count("figure") == 10
+    for image in found:
+        pixels = np.asarray(image.convert("RGBA"))
+        assert pixels[..., 3].max() == 255
+        assert len(np.unique(pixels[pixels[..., 3] > 0].view(np.uint32))) > 10
+    dark, light = (np.asarray(image.convert("RGBA")) for image in found[:2])
+    ink = [pixels[pixels[..., 3] == 255][:, :3].mean() for pixels in (dark, light)]
+    assert ink[0] != ink[1]
+    assert all(value for name, value in page.attributes if name == "alt")
+
+
+# What came out, in words
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        (row("finetuned", 7.25e-3), "as far from the rule as the baseline's, to within the error"),
+        (row("finetuned", 9e-3), "Our samples are farther from the rule than the baseline's"),
+        (row("finetuned", 0.0), "Our samples are 100 % closer"),
+        (row("finetuned", 1e-3, 0.2), "They resemble held-out data less than the baseline's"),
+        (row("finetuned", 1e-3, 0.0935), "as well as the baseline's, to within the scatter"),
+        (replace(row("finetuned", 1e-3), total_variation=0.6), "they are smoother than the data"),
+        (replace(row("finetuned", 1e-3), total_variation=1.6), "they are rougher than the data"),
+        (replace(row("finetuned", 1e-3), spread=0.1), "they are less varied than the data"),
+    ],
+)
+def test_bad_news_are_told(contents, ours, said):
+    found = Page(report(bare(contents, rows=(ROWS[0], ours, ROWS[3]))))
+    assert said in found.text
+    assert ("not kept by smoothing" in found.text) == (ours.total_variation == 0.97 and ours.spread == 0.95)
+
+
+def test_a_baseline_of_less_compute_and_other_ways_are_named(contents):
+    short = replace(contents, ours=[Cost("map", 100.0)], baseline=[Cost("dm", 50.0)])
+    assert "the comparison favours ours" in Page(words.about_compute(short)).text
+    busy = replace(short, baseline=[Cost("dm", 50.0, 400)], step_seconds=0.25)
+    assert "The machine was busier for ours" in Page(words.about_compute(busy)).text
+    assert Page(words.about_compute(busy)).numbers == [100, 50, 100]
+    assert "favours ours" in Page(words.about_compute(replace(busy, step_seconds=0.2))).text
+    others = replace(contents, rows=(*ROWS, row("projected", 1e-7), row("repaired", 2e-3)))
+    assert (
+        "baseline + project (mean ℓ 1.00·10⁻⁷, √MMD² 0.100), baseline repaired" in Page(words.about_others(others)).text
+    )
+    assert words.about_others(contents) == ""
+
+
+# Partial runs, and what could not be read
+
+
+def test_a_partial_run_is_marked_and_its_missing_stages_are_named(contents):
+    stages = [StageLine("data", "complete"), StageLine("map", "partial"), StageLine("mdm", "not there yet")]
+    found = Page(report(bare(contents, rows=(), stages=[*stages, StageLine("report", "not there yet")])))
+    assert "This report is partial. Not complete: map, mdm." in found.text
+    assert "namm run --config 'my run'/settings.yaml --out 'my run' goes on" in found.text
+    assert found.text.lstrip().startswith("burgers: my run (partial)")
+    assert "All numbers" not in found.text
+    assert "figure" not in found.tags
+
+
+def test_nothing_at_all_is_a_page_too():
+    found = Page(report(Contents("a", "b", "c", "d", problems=["evaluate: it is broken"])))
+    assert "evaluate: it is broken" in found.text
+    assert "unchanged" in found.text
+
+
+# Escaping
+
+
+def test_markup_in_whatever_comes_from_outside_is_text(contents):
+    evil = bare(
+        contents,
+        name=EVIL,
+        experiment=EVIL,
+        preset=EVIL,
+        rule=EVIL,
+        changed=[(EVIL, EVIL, EVIL)],
+        settings=EVIL,
+        stages=[StageLine(EVIL, EVIL, 1.0, EVIL, EVIL, EVIL)],
+        rows=[replace(ROWS[0], name=EVIL)],
+        made={EVIL: EVIL},
+        problems=[EVIL],
+    )
+    written = report(evil)
+    assert "<script" not in written
+    assert Page(written).text.count("alert(1)") >= 15
+
+
+@given(st.text(), st.text())
+@example(EVIL, EVIL)
+def test_text_survives_escaping(content, value):
+    page = Page(html.element("p", content, title=value))
+    normal = lambda s: re.sub(r"\r\n?", "\n", s)  # noqa: E731
+    assert normal(page.text) == normal(content)
+    assert dict(page.attributes)["title"] == value
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0"),
+        (0.20284, "0.203"),
+        (0.2, "0.200"),
+        (4.68379e-8, "4.68·10⁻⁸"),
+        (9.996e-4, "0.00100"),
+        (-0.00243, "-0.00243"),
+        (184.9, "185"),
+        (9999.0, "1.00·10⁴"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers_as_people_write_them(value, shown):
+    assert html.plain_number(value) == shown
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_the_page_keeps_every_number_in_full(value):
+    page = Page(html.number(value))
+    assert page.numbers == [value]
+    table = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+    said = float(page.text.translate(table).replace("·10", "e"))
+    assert said == pytest.approx(value, rel=6e-3)
