@@ -28,6 +28,7 @@ from namm.experiments.data_settings import BurgersData
 from namm.experiments.plain import read_yaml
 from namm.experiments.presets import Preset, preset
 from namm.experiments.run import run
+from namm.experiments.settings import NetworkSettings
 from namm.experiments.trained import Trained, device
 from namm.generative import DDIM, DPMSolver, EulerMaruyama, Mirrored, UniPC
 from namm.generative.samplers import Sampler
@@ -39,7 +40,9 @@ SAMPLERS: dict[str, Sampler] = {
     **{f"UniPC {n}": UniPC(n) for n in (10, 25)},
     **{f"DDIM {n}": DDIM(n) for n in (25, 100)},
 }
-REFERENCE, JUDGED, BUDGET = "Euler–Maruyama", "DPM-Solver++ 25", "3000 steps"
+REFERENCE, JUDGED = "Euler–Maruyama", "DPM-Solver++ 25"
+NETWORK = NetworkSettings(filters=32, multipliers=(1,), blocks=2, attention=(), dropout=0.0, unshuffle=4)
+BUDGET = "3000 steps"
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def draw(source: Mirrored, n: int, sampler: Sampler, seed: int) -> tuple[Tensor,
 
 
 def small() -> Preset:
-    """The demo of Burgers' equation with a quarter of its pixels and a quarter of its weights."""
+    """The demo of Burgers' equation with a quarter of its pixels and a network that is quick to evaluate."""
     base = preset("burgers", "demo")
     s = base.settings
     return replace(
@@ -102,7 +105,7 @@ def small() -> Preset:
             s,
             data=BurgersData(2000, 256, 1024, size=16, dt=0.1),
             map=replace(s.map, train=replace(s.map.train, budget="1000 steps")),
-            mdm=replace(s.mdm, network=replace(s.mdm.network, filters=16), train=replace(s.mdm.train, budget=BUDGET)),
+            mdm=replace(s.mdm, network=NETWORK, train=replace(s.mdm.train, budget=BUDGET)),
             finetune=replace(s.finetune, train=replace(s.finetune.train, budget="300 steps")),
             dm=replace(s.dm, equal_compute=False, train=replace(s.dm.train, budget=BUDGET)),
         ),

@@ -1,13 +1,18 @@
-"""Shared fixtures: the parity files and a quiet, deterministic torch."""
+"""Shared fixtures: the parity files, a quiet, deterministic torch, and a whole run at a tiny size."""
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+
+from namm.experiments.presets import Preset, preset
+from namm.experiments.run import run
+from namm.experiments.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("default")
@@ -34,3 +39,37 @@ def parity() -> Callable[[str], Mapping[str, np.ndarray]]:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_preset() -> Preset:
+    """Burgers' equation, so small that every stage takes a second."""
+    base = preset("burgers")
+    s, sampler = base.settings, SamplerSettings("dpm-solver", 4)
+
+    def short(part):
+        return replace(part, train=replace(part.train, budget="6 steps", batch_size=4))
+
+    network = NetworkSettings(filters=8, multipliers=(1,), blocks=1, attention=(), dropout=0.0, unshuffle=2)
+    f = replace(s.map.f, filters=4, blocks=1, downsamplings=1)
+    settings = replace(
+        s,
+        data=replace(s.data, size=8, n_train=80, n_val=20, n_test=70),
+        map=short(replace(s.map, g=ForwardSettings(1, 4), f=f)),
+        mdm=short(replace(s.mdm, network=network)),
+        samples=replace(s.samples, n=70, n_val=10, sampler=sampler),
+        finetune=short(s.finetune),
+        dm=short(s.dm),
+        evaluate=replace(s.evaluate, n=64, subset=32, mmd_subsets=2, sampler=sampler),
+        vae=short(VAESettings(4, 4)),
+    )
+    return replace(base, settings=settings)
+
+
+@pytest.fixture(scope="session")
+def whole_run(tiny_preset, tmp_path_factory) -> Path:
+    """A run of every stage from the data to the evaluation, and of both autoencoders; to be read, or copied."""
+    folder = tmp_path_factory.mktemp("whole") / "burgers"
+    for last in ("evaluate", "vae"):
+        run(tiny_preset, folder, until=last, tell=lambda line: None, progress=False)
+    return folder

@@ -13,6 +13,7 @@ PAGES = [
     "evaluation.md",
     "fluid.md",
     "galaxies.md",
+    "inverse.md",
     "maps.md",
     "pipeline.md",
     "runs.md",

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from namm.cli import main
-from namm.datasets import BurgersTrajectories, UnitCells
+from namm.datasets import BlackHoles, BurgersTrajectories, Galaxies, KolmogorovFlow, UnitCells
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,25 @@ def test_draws_what_was_asked_for(tmp_path, capsys, name, options, recipe):
     with h5py.File(tmp_path / "deep" / "x.h5") as file:
         assert [len(file[split]) for split in ("train", "val", "test")] == [70, 3, 0]
         np.testing.assert_array_equal(file["train"][:], recipe.images(5, "train", 0, 70))
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "recipe"),
+    [
+        (("black-holes", "flux"), ["--size", "16", "--total", "50"], BlackHoles(size=16, total=50.0)),
+        (("galaxies", "count"), ["--size", "32", "--count", "3"], Galaxies(size=32, count=3)),
+        (
+            ("kolmogorov", "divergence"),
+            ["--size", "16", "--rows", "1", "--columns", "2", "--start", "0.1"],
+            KolmogorovFlow(size=16, rows=1, columns=2, start=0.1),
+        ),
+    ],
+)
+def test_a_dataset_has_its_own_name_and_its_experiments(tmp_path, names, options, recipe):
+    for name in names:
+        assert main(["data", name, "--n-train", "2", "--n-val", "0", "--n-test", "0", *options]) == 0
+        with h5py.File(tmp_path / f"{name}.h5") as file:
+            np.testing.assert_array_equal(file["train"][:], recipe.images(0, "train", 0, 2))
 
 
 def test_a_file_of_other_settings_is_not_overwritten(tmp_path, capsys):

@@ -14,7 +14,7 @@ HEAVY = ("torch", "matplotlib", "h5py", "diffusers", "accelerate")
         (["--help"], 0, "check"),
         (["run", "--help"], 0, "--until STAGE"),
         (["run", "burgers", "--help"], 0, "--map.train.budget"),
-        (["run", "burgers", "--until", "mdm"], 2, "--until map"),
+        (["run", "burgers", "--until", "mpa"], 2, "Did you mean 'map'?"),
         (["run", "burgers", "--map.train.bugdet", "3 steps"], 2, "--map.train.budget"),
         (["run"], 2, "usage: namm run"),
         (["data", "--help"], 0, "unit-cells"),

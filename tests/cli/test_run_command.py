@@ -86,8 +86,6 @@ def test_settings_of_a_run_are_read_back(namm, tmp_path):
         (["burgrs"], "Did you mean 'burgers'?"),
         (["burgers", "--preset", "dem", "--until", "map"], "Did you mean 'demo'?"),
         (["burgers", "--until", "mpa"], "Did you mean 'map'?"),
-        (["burgers", "--until", "mdm"], "There are data, map: add `--until map`"),
-        (["burgers"], "There are data, map: add `--until map`"),
         (["burgers", "--presett", "demo"], "Did you mean --preset?"),
         (["burgers", "--preset"], "--preset needs a value"),
         (["burgers", "--until", "map", "--until", "data"], "--until is given twice"),
@@ -97,7 +95,7 @@ def test_settings_of_a_run_are_read_back(namm, tmp_path):
         (["burgers", "--until", "map", "--data.tiles", "3"], "--data.tiles"),
         (["burgers", "--until", "map", "--config", "none.yaml"], "none.yaml cannot be read"),
         (["--until", "map"], "which experiment?"),
-        (["count", "--until", "map"], "cannot draw the data of 'count' yet"),
+        (["count", "--until", "map"], "train one with `namm train counter -o counter.safetensors`"),
         (["periodic", "--until", "map", "--data.size", "33"], "cannot be cut into 2 tiles"),
     ],
 )

@@ -182,7 +182,7 @@ def test_a_stage_is_reached_through_what_it_needs_and_nothing_else():
         until("mapp")
 
 
-def test_stages_that_do_not_exist_yet_are_refused():
-    for until in ("report", None):
-        with pytest.raises(UsageError, match="`--until evaluate`"):
-            stages_until(until, preset("burgers").settings)
+def test_a_whole_run_ends_with_its_report():
+    names = [stage.name for stage in stages_until(None, preset("burgers").settings)]
+    assert names == [stage.name for stage in stages_until("report", preset("burgers").settings)]
+    assert names[-2:] == ["evaluate", "report"]

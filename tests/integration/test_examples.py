@@ -20,6 +20,12 @@ def test_own_constraint_is_short_and_lowers_the_distance():
     assert mirrored < direct / 2
 
 
+def test_own_operator_narrows_the_prior():
+    torch.manual_seed(0)
+    of_prior, of_posterior = runpy.run_path(str(EXAMPLES / "own_operator.py"))["main"]()
+    assert of_posterior < 0.85 * of_prior
+
+
 def test_own_constraint_fits_in_25_lines_of_code():
     tree = ast.parse((EXAMPLES / "own_constraint.py").read_text())
     docstrings = set()

@@ -15,8 +15,13 @@ from namm.errors import NammError
 COMMANDS = {
     "demo": "learn a mirror map on a CPU and show that the rule is kept",
     "run": "run an experiment, stage by stage, in a folder that remembers what is done",
+    "train": "train one thing of an experiment: map, models, finetuning; or the network that counts",
+    "sample": "draw samples from a run's model into an HDF5 file",
+    "evaluate": "compare a run's samples, or any images, with data",
+    "export": "save a run's model and maps as a pipeline of diffusers",
     "list": "show the runs in a folder",
     "status": "show the stages of a run",
+    "report": "write what a run found as one HTML file",
     "data": "draw a dataset into an HDF5 file",
     "import": "turn a checkpoint of the official code into networks of ours",
     "check": "measure a rule on images and show the worst of them",

@@ -5,11 +5,21 @@ from pathlib import Path
 
 from namm.cli.options import HELP, parse, pick, take_name
 from namm.errors import UsageError
-from namm.experiments.data_settings import BurgersData, Data, PeriodicData
+from namm.experiments.data_settings import BurgersData, CountData, Data, DivergenceData, FluxData, PeriodicData
 from namm.experiments.presets import require_name
 
-DATASETS: dict[str, type[Data]] = {"burgers": BurgersData, "unit-cells": PeriodicData, "periodic": PeriodicData}
-"""What can be drawn; `periodic` is the experiment's name for unit cells."""
+DATASETS: dict[str, type[Data]] = {
+    "burgers": BurgersData,
+    "unit-cells": PeriodicData,
+    "periodic": PeriodicData,
+    "black-holes": FluxData,
+    "flux": FluxData,
+    "kolmogorov": DivergenceData,
+    "divergence": DivergenceData,
+    "galaxies": CountData,
+    "count": CountData,
+}
+"""What can be drawn, by the dataset's own name and by the experiment's that uses it."""
 
 
 def usage() -> str:
@@ -21,7 +31,8 @@ def usage() -> str:
             "Draw a dataset into an HDF5 file with the splits train, val and test. Interrupted, it goes on where it",
             "stopped; a complete file of the same settings is left alone, one of others is never overwritten.",
             "",
-            f"  NAME        {', '.join(DATASETS)} (periodic is another name of unit-cells)",
+            "  NAME        burgers, unit-cells (or periodic), black-holes (or flux), kolmogorov (or divergence),",
+            "              galaxies (or count)",
             "  --out FILE  where to write (default: NAME.h5)",
             "  --SETTING   sizes, seed and every generating parameter; `namm data NAME --help` lists them",
         ]

@@ -1,4 +1,4 @@
-"""`namm run`: an experiment from its data to its maps, in a folder that remembers what is done."""
+"""`namm run`: an experiment from its data to its report, in a folder that remembers what is done."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,14 +7,13 @@ from namm.cli.options import HELP, parse, pick, refuse_near_misses, take_name
 from namm.errors import UsageError
 from namm.experiments.presets import EXPERIMENTS, PRESETS, Preset, preset
 from namm.experiments.settings import Settings
-from namm.experiments.stages import STAGES, stages_until
+from namm.experiments.stages import MAIN_LINE, STAGES, stages_until
 
 OWN = ("preset", "until", "out", "config")
 
 
 def usage() -> str:
     """The help text that needs no experiment."""
-    ready = [name for name, stage in STAGES.items() if stage.function is not None]
     width = max(map(len, PRESETS))
     return "\n".join(
         [
@@ -26,7 +25,8 @@ def usage() -> str:
             f"  NAME           {', '.join(EXPERIMENTS)}",
             "  --preset       "
             + "\n                 ".join(f"{name:<{width}}  {what}" for name, what in PRESETS.items()),
-            f"  --until STAGE  the last stage to run; this version has {', '.join(ready)}",
+            f"  --until STAGE  the last stage to run: {', '.join(STAGES)} (default: {MAIN_LINE});",
+            "                 mvae and vae only where they are asked for",
             "  --out DIR      folder of the run (default: runs/NAME)",
             "  --config FILE  settings.yaml of another run, or a part of one",
             '  --SETTING      any setting, as in --map.train.budget "500 steps"; `namm run NAME --help` lists them',
@@ -36,33 +36,41 @@ def usage() -> str:
 
 def main(arguments: list[str]) -> int:
     """Run an experiment."""
-    own, rest = pick(arguments, OWN)
+    return carry_out(arguments, "namm run", usage(), OWN)
+
+
+def carry_out(
+    arguments: list[str], command: str, help_: str, options: tuple[str, ...], until: str | None = None
+) -> int:
+    """Run what `arguments` ask of `command`, which has that help and, besides settings, those options."""
+    own, rest = pick(arguments, options)
+    until = own.get("until", until)
     name, rest = take_name(rest)
     if name is None and (not arguments or set(rest) & set(HELP)):
-        print(usage())
+        print(help_)
         return 0 if arguments else 2
-    refuse_near_misses(rest, OWN)
-    base = _base(name, own)
-    settings = _settings(base, rest)
+    refuse_near_misses(rest, options)
+    base = _base(command, name, own)
+    settings = _settings(f"{command} {base.experiment}", base, rest, help_)
     if isinstance(settings, int):
         return settings
-    stages_until(own.get("until"), settings)
+    stages_until(until, settings)
     chosen = replace(base, settings=settings)
     folder = Path(own.get("out", Path("runs") / chosen.experiment))
 
     from namm.experiments.run import run
 
     print(f"{chosen.experiment}, preset {chosen.name}, in {folder}", flush=True)
-    run(chosen, folder, until=own.get("until"), tell=_tell)
+    run(chosen, folder, until=until, tell=tell)
     print(f"everything is in {folder}; `namm status {folder}` shows it")
     return 0
 
 
-def _base(name: str | None, own: dict[str, str]) -> Preset:
+def _base(command: str, name: str | None, own: dict[str, str]) -> Preset:
     """The preset, or what the file says, before single settings are changed."""
     if "config" not in own:
         if name is None:
-            raise UsageError(f"which experiment? Its name comes first: namm run {'|'.join(EXPERIMENTS)}.")
+            raise UsageError(f"which experiment? Its name comes first: {command} {'|'.join(EXPERIMENTS)}.")
         return preset(name, own.get("preset", "demo"))
 
     from namm.experiments.plain import read_yaml
@@ -76,19 +84,20 @@ def _base(name: str | None, own: dict[str, str]) -> Preset:
     return base
 
 
-def _settings(base: Preset, arguments: list[str]) -> Settings | int:
+def _settings(prog: str, base: Preset, arguments: list[str], help_: str) -> Settings | int:
     """The settings with the changes that the arguments ask for, or an exit code."""
     if not arguments:
         return base.settings
     return parse(
         Settings,
         arguments,
-        prog=f"namm run {base.experiment}",
+        prog=prog,
         description=f"Settings of {base.experiment}, preset {base.name}.",
-        usage=usage(),
+        usage=help_,
         default=base.settings,
     )
 
 
-def _tell(line: str) -> None:
+def tell(line: str) -> None:
+    """Print a line at once."""
     print(line, flush=True)

@@ -22,21 +22,21 @@ from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, map_images
 from namm.datasets.store import Store
-from namm.errors import UsageError
 from namm.evaluation import Scores, compare
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.folder import read_record
-from namm.experiments.map_stage import mirror_folder
-from namm.experiments.model_stage import EQUAL_COMPUTE, device, load_diffusion
-from namm.experiments.samples_stage import describe
+from namm.experiments.model_stage import EQUAL_COMPUTE
 from namm.experiments.stages import Outcome, Work
+from namm.experiments.trained import Trained, describe_samples, device
 from namm.files import write_json
 from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import IdentityMap, MirrorMap
 
 METRICS = "metrics.json"
+"""Every row's scores, and what both sides cost."""
+ROWS = ("data", "mdm", "finetuned", "dm", "projected", "repaired")
 OURS, BASELINE = "mdm.h5", "dm.h5"
 """Samples of the method (through the finetuned f) and of the baseline."""
 
@@ -46,11 +46,10 @@ def make_evaluation(work: Work) -> Outcome:
     settings = work.settings.evaluate
     with ExitStack() as stack:
         store = stack.enter_context(open_store(images_file(work.needs["data"])))
-        rule = build.constraint(work.settings.data.rule).to(device())
-        before = MirrorMap.load(mirror_folder(work.needs["map"])).to(device())
-        after = MirrorMap.load(mirror_folder(work.needs["finetune"])).to(device())
-        ours = stack.enter_context(_samples(work, store, rule, OURS, "mdm", after))
-        baseline = stack.enter_context(_samples(work, store, rule, BASELINE, "dm", IdentityMap()))
+        trained = Trained.of(work)
+        rule, before, after = trained.rule(), trained.mirror("map"), trained.mirror("finetune")
+        ours = stack.enter_context(_samples(work, OURS, trained.source("mdm", after), rule))
+        baseline = stack.enter_context(_samples(work, BASELINE, trained.source("dm", IdentityMap()), rule))
         rows = {
             name: compare(
                 images,
@@ -98,25 +97,18 @@ def _reference(work: Work, store: Store) -> Images:
 def _others(work: Work, store: Store) -> Images:
     """Real images that are not the reference, as many as there are samples."""
     split = "train" if work.settings.evaluate.reference == "test" else "test"
-    if not store.sizes[split]:
-        raise UsageError(f"the floor of the metrics needs images in {split!r}: set data.n_{split}.")
     return store[split][: work.settings.evaluate.n]
 
 
-def _samples(
-    work: Work, store: Store, rule: Constraint, name: str, stage: str, mirror: MirrorMap | IdentityMap
-) -> SampleFile:
-    """The samples of the model that `stage` trained, made if they are not there yet."""
+def _samples(work: Work, name: str, source: Mirrored, rule: Constraint) -> SampleFile:
+    """The samples of one model, made if they are not there yet."""
     settings = work.settings.evaluate
-    _, channels, height, width = store["train"].shape
-    model = load_diffusion(work.settings, work.needs[stage], (channels, height, width))
-    source = Mirrored(model, mirror).to(device())
     write_samples(
         work.folder / name,
         source,
         settings.n,
         seed=settings.seed,
-        description=describe(source, settings.sampler),
+        description=describe_samples(source, settings.sampler),
         constraint=rule,
         sampler=build.sampler(settings.sampler),
         progress=work.progress,

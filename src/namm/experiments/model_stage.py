@@ -8,54 +8,45 @@ its mirrored counterpart does, being that of the same network on images of the s
 which is right to within one step, however busy the machine was.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from accelerate import PartialState
-from torch import nn
-
 from namm.datasets import open_store
-from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.folder import read_record
-from namm.experiments.map_stage import TRAINING, mirror_folder
-from namm.experiments.settings import Settings
+from namm.experiments.map_stage import TRAINING
 from namm.experiments.stages import Outcome, Work
-from namm.generative import VAE, Diffusion
+from namm.experiments.trained import Trained, untrained
 from namm.maps import IdentityMap, MirrorMap
-from namm.training.models import MODEL, load_model, train_model
+from namm.training.models import MODEL, train_model
 from namm.training.settings import TrainSettings
-
-Shape = tuple[int, int, int]
 
 
 def make_mdm(work: Work) -> Outcome:
     """Train the diffusion model on g(x), or go on."""
-    return _train(work, _diffusion, MirrorMap.load(mirror_folder(work.needs["map"])), work.settings.mdm.train)
+    return _train(work, "mdm", Trained.of(work).mirror("map"), work.settings.mdm.train)
 
 
 def make_dm(work: Work) -> Outcome:
     """Train the same diffusion model on x, at equal compute unless it has a budget of its own."""
     settings = work.settings.dm.train
     if work.settings.dm.equal_compute:
-        settings = equal_compute(
-            settings, work.settings.mdm.train, work.needs["mdm"], [work.needs[name] for name in EQUAL_COMPUTE]
-        )
-    return _train(work, _diffusion, IdentityMap(), settings)
+        folders = [work.needs[name] for name in EQUAL_COMPUTE]
+        settings = equal_compute(settings, work.settings.mdm.train, work.needs["mdm"], folders)
+    return _train(work, "dm", IdentityMap(), settings)
 
 
 def make_mvae(work: Work) -> Outcome:
     """Train the autoencoder on g(x), or go on."""
-    return _train(work, _vae, MirrorMap.load(mirror_folder(work.needs["map"])), work.settings.vae.train)
+    return _train(work, "mvae", Trained.of(work).mirror("map"), work.settings.vae.train)
 
 
 def make_vae(work: Work) -> Outcome:
     """Train the same autoencoder on x, for what the map and its counterpart took together."""
     settings = work.settings.vae.train
     folders = [work.needs["map"], work.needs["mvae"]]
-    return _train(work, _vae, IdentityMap(), equal_compute(settings, settings, work.needs["mvae"], folders))
+    return _train(work, "vae", IdentityMap(), equal_compute(settings, settings, work.needs["mvae"], folders))
 
 
 EQUAL_COMPUTE = ("map", "mdm", "samples", "finetune")
@@ -75,53 +66,14 @@ def equal_compute(
     if not same:
         return replace(settings, budget=f"{seconds / 60:.6f} minutes")
     record = read_record(folder)
-    return replace(
-        settings, budget=f"{max(1, round(seconds * record.results['steps'] / record.compute_seconds))} steps"
-    )
+    steps = round(seconds * record.results["steps"] / record.compute_seconds)
+    return replace(settings, budget=f"{max(1, steps)} steps")
 
 
-# Models by the stage that trained them
-
-
-def load_diffusion(settings: Settings, folder: Path, shape: Shape) -> Diffusion:
-    """The diffusion model that the stage in `folder` trained."""
-    model = _diffusion(settings, shape)
-    load_model(model, folder / TRAINING)
-    return model
-
-
-def load_vae(settings: Settings, folder: Path, shape: Shape) -> VAE:
-    """The autoencoder that the stage in `folder` trained."""
-    model = _vae(settings, shape)
-    load_model(model, folder / TRAINING)
-    return model
-
-
-def device() -> torch.device:
-    """Where models run."""
-    found: torch.device = PartialState(cpu=not torch.cuda.is_available()).device
-    return found
-
-
-def _diffusion(settings: Settings, shape: Shape) -> Diffusion:
-    return build.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, settings.mdm.train.seed)
-
-
-def _vae(settings: Settings, shape: Shape) -> VAE:
-    return build.vae(settings.vae, shape)
-
-
-def _train(
-    work: Work,
-    make: Callable[[Settings, Shape], nn.Module],
-    mirror: MirrorMap | IdentityMap,
-    settings: TrainSettings,
-) -> Outcome:
+def _train(work: Work, stage: str, mirror: MirrorMap | IdentityMap, settings: TrainSettings) -> Outcome:
     with open_store(images_file(work.needs["data"])) as store:
-        _, *shape = store["train"].shape
-        model = make(work.settings, (shape[0], shape[1], shape[2]))
         trained = train_model(
-            model,  # type: ignore[arg-type]  # every model of ours is both a module and a generative model
+            untrained(stage, work.settings, store["train"].shape[1:]),
             store["train"],
             mirror,
             settings=settings,

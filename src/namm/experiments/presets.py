@@ -226,9 +226,9 @@ def _demo(experiment: str) -> Settings:
     data: Data = {
         "flux": FluxData(2048, 256, 1024, size=32),
         "burgers": BurgersData(2000, 256, 1024, size=32, dt=0.05),
-        "divergence": DivergenceData(500, 64, 256, size=32, rows=1, columns=2),
+        "divergence": DivergenceData(1000, 64, 1024, size=32, rows=1, columns=2),
         "periodic": PeriodicData(2048, 256, 1024, size=32),
-        "count": CountData(1000, 128, 512, size=64),
+        "count": CountData(1000, 128, 1024, size=64),
     }[experiment]
     sigma_max = 0.5 if experiment == "divergence" else 0.1
     train = TrainSettings(

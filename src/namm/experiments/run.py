@@ -24,7 +24,8 @@ from namm.experiments.folder import (
 )
 from namm.experiments.plain import changes, to_yaml
 from namm.experiments.presets import Preset
-from namm.experiments.stages import Outcome, Stage, Work, needs, stage_keys, stages_until, summary
+from namm.experiments.settings import Settings
+from namm.experiments.stages import Stage, Work, needs, stage_keys, stages_until, summary
 from namm.files import owned
 
 Tell = Callable[[str], None]
@@ -48,6 +49,8 @@ def run(
     keys = stage_keys(chosen.settings)
     if not all(is_done(folder / stage.name, keys[stage.name]) for stage in stages):
         _check_settings(chosen)
+        if any(stage.name == "evaluate" for stage in stages):
+            _check_evaluation(chosen.settings)
     try:
         with owned(folder):
             claim_run(folder, chosen.experiment)
@@ -86,7 +89,7 @@ def _attempt(stage: Stage, work: Work, record: Record) -> Record:
     write_record(work.folder, started)
     begin = time.monotonic()
     try:
-        outcome = _function(stage)(work)
+        outcome = stage.function(work)
     except BaseException:
         write_record(work.folder, replace(started, seconds=started.seconds + time.monotonic() - begin))
         raise
@@ -103,16 +106,26 @@ def _attempt(stage: Stage, work: Work, record: Record) -> Record:
     return read_record(work.folder)
 
 
-def _function(stage: Stage) -> Callable[[Work], Outcome]:
-    if stage.function is None:
-        raise UsageError(f"this version does not have the stage {stage.name!r} yet.")
-    return stage.function
-
-
 def _check_settings(chosen: Preset) -> None:
     from namm.experiments.build import check
 
     check(chosen.settings)
+
+
+def _check_evaluation(settings: Settings) -> None:
+    """Refuse, before hours are spent, an evaluation that would have too few images at its end."""
+    asked = settings.evaluate
+    for split in ("train", "test"):
+        if (n := settings.data.sizes[split]) < asked.subset:
+            raise UsageError(
+                f"data.n_{split} is {n}, and the evaluation takes subsets of {asked.subset} images (evaluate.subset) "
+                "of it: ask for more images or for smaller subsets."
+            )
+    if asked.n < asked.subset:
+        raise UsageError(
+            f"evaluate.n is {asked.n}, fewer than the {asked.subset} images of a subset (evaluate.subset): "
+            "ask for more samples or for smaller subsets."
+        )
 
 
 def _require_one_process() -> None:

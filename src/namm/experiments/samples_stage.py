@@ -10,14 +10,11 @@ from namm.datasets.batches import Images, in_chunks, map_images
 from namm.evaluation import distance_summary, total_variation
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
-from namm.experiments.map_stage import CHUNK, TRAINING, mirror_folder
-from namm.experiments.model_stage import device, load_diffusion
-from namm.experiments.settings import SamplerSettings
+from namm.experiments.map_stage import CHUNK, TRAINING
 from namm.experiments.stages import Outcome, Work
-from namm.generative.mirrored import Mirrored
+from namm.experiments.trained import Trained, describe_samples, device
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import MirrorMap
-from namm.training.identity import weights_digest
 from namm.training.maps import finetune_map
 from namm.training.objectives import UniformNoise
 
@@ -27,25 +24,20 @@ TRAIN, HELD_OUT = "train.h5", "held_out.h5"
 
 def make_samples(work: Work) -> Outcome:
     """Draw mirror images from the model, or go on drawing them."""
-    settings = work.settings
-    with open_store(images_file(work.needs["data"])) as store:
-        _, channels, height, width = store["train"].shape
-    model = load_diffusion(settings, work.needs["mdm"], (channels, height, width))
-    mirror = MirrorMap.load(mirror_folder(work.needs["map"]))
-    source = Mirrored(model, mirror).to(device())
-    rule = build.constraint(settings.data.rule).to(device())
-    wanted = {TRAIN: (0, settings.samples.n), HELD_OUT: (settings.samples.n, settings.samples.n_val)}
+    settings, trained = work.settings.samples, Trained.of(work)
+    source, rule = trained.source("mdm", trained.mirror("map")), trained.rule()
+    wanted = {TRAIN: (0, settings.n), HELD_OUT: (settings.n, settings.n_val)}
     files = [(name, first, n) for name, (first, n) in wanted.items() if n]
     for name, first, n in files:
         write_samples(
             work.folder / name,
             source,
             n,
-            seed=settings.samples.seed,
+            seed=settings.seed,
             first=first,
-            description=describe(source, settings.samples.sampler),
+            description=describe_samples(source, settings.sampler),
             constraint=rule,
-            sampler=build.sampler(settings.samples.sampler),
+            sampler=build.sampler(settings.sampler),
             progress=work.progress,
         )
     seconds, total = 0.0, 0.0
@@ -59,15 +51,14 @@ def make_samples(work: Work) -> Outcome:
 
 def make_finetune(work: Work) -> Outcome:
     """Train f on the samples, or go on, and measure on held-out ones what that changed."""
-    settings = work.settings.finetune
-    rule = build.constraint(work.settings.data.rule)
-    mirror = MirrorMap.load(mirror_folder(work.needs["map"]))
+    settings, maps = work.settings.finetune, Trained.of(work)
+    rule, mirror = maps.rule(), maps.mirror("map")
     held_out = work.needs["samples"] / HELD_OUT
     with ExitStack() as stack:
         store = stack.enter_context(open_store(images_file(work.needs["data"])))
         samples = stack.enter_context(SampleFile(work.needs["samples"] / TRAIN)).mirror_images
         others = stack.enter_context(SampleFile(held_out)).mirror_images if held_out.exists() else None
-        before = _measure(mirror.to(device()), rule, others)
+        before = _measure(mirror, rule, others)
         trained = finetune_map(
             mirror,
             store["train"],
@@ -93,10 +84,5 @@ def _measure(mirror: MirrorMap, rule: Constraint, samples: Images | None) -> dic
         return {}
     x = map_images(mirror.to_data, samples, device(), "f")
     variation = [float(total_variation(rows).sum()) for rows in in_chunks(x, CHUNK)]
-    distance = distance_summary(rule.to(device()), x, device=device()).mean
+    distance = distance_summary(rule, x, device=device()).mean
     return {"distance_samples": distance, "variation_samples": sum(variation) / len(x)}
-
-
-def describe(source: Mirrored, sampler: SamplerSettings) -> dict[str, str | int]:
-    """What a file of samples was made with."""
-    return {"weights": weights_digest(source), "sampler": sampler.method, "steps": sampler.steps}

@@ -10,7 +10,7 @@ the samples of an uninterrupted one (in the same batches, their very bytes on a 
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from namm.datasets.readers import open_hdf5
 from namm.errors import DataError, UsageError
 from namm.generative.mirrored import Mirrored
 
+PIXELS = 2**20
+"""Of all images that are made together, unless somebody chooses."""
+
 
 def write_samples(
     path: str | Path,
@@ -39,7 +42,7 @@ def write_samples(
     description: Mapping[str, bool | int | float | str],
     constraint: Constraint | None = None,
     first: int = 0,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     progress: bool = True,
     **options: Any,
 ) -> Path:
@@ -53,13 +56,16 @@ def write_samples(
         description: What else tells these samples from others: which weights, which sampler. Kept as attributes.
         constraint: ℓ, to be measured on every sample.
         first: Number of the first sample, to go on where another file ends.
-        batch_size: Samples made together, rounded up to a multiple of 64.
+        batch_size: Samples made together, rounded up to a multiple of 64; by default as many as have a million pixels
+            together, but no more than 256.
         progress: Show a progress bar, where there is a terminal.
         options: Of `source.model.sample`, such as `sampler`.
     """
-    if n < 1 or batch_size < 1:
-        raise UsageError(f"n and batch_size must be at least 1, not {n} and {batch_size}.")
     shape = tuple(source.model.sample_shape)
+    size = max(1, min(256, PIXELS // (shape[1] * shape[2]))) if batch_size is None else batch_size
+    if n < 1 or size < 1 or first < 0:
+        raise UsageError(f"n and batch_size must be at least 1 and first at least 0, not {n}, {size} and {first}.")
+    together = -(-size // BLOCK)
     arrays = {"images": (n, *shape), "mirror_images": (n, *shape), "seconds": (n,)}
     if constraint is not None:
         arrays["distances"] = (n,)
@@ -67,46 +73,34 @@ def write_samples(
 
     def make(start: int, stop: int) -> dict[str, np.ndarray]:
         began = time.perf_counter()
-        x, y = source.sample_pairs(stop - start, generator=seed, first=first + start, progress=False, **options)
+        count = stop - start
+        asked = {"generator": seed, "first": first + start, "batch_size": count, "progress": False}
+        x, y = source.sample_pairs(count, **asked, **options)
         made = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy()}
-        made["seconds"] = np.full(stop - start, (time.perf_counter() - began) / (stop - start))
+        made["seconds"] = np.full(count, (time.perf_counter() - began) / count)
         if constraint is not None:
             made["distances"] = constraint(x).cpu().numpy()
         return {name: values.astype(np.float32) for name, values in made.items()}
 
     @torch.no_grad()
     def fill(file: h5py.File, blocks: list[partial.Block]) -> None:
-        missing = sorted({k for _, k in blocks})
+        missing = {k for _, k in blocks}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         console = Console(stderr=True)
         with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as bar:
             task = bar.add_task("samples", total=n, completed=max(0, n - BLOCK * len(missing)))
-            for ks in _runs(missing, -(-batch_size // BLOCK)):
-                start, stop = ks[0] * BLOCK, min(n, (ks[-1] + 1) * BLOCK)
+            # Whole batches, also where a kill left a part of one: the values may depend on what is made together.
+            for batch in sorted({k // together for k in missing}):
+                start, stop = batch * together * BLOCK, min(n, (batch + 1) * together * BLOCK)
                 made = make(start, stop)
-                for k in ks:
+                for k in missing & set(range(batch * together, (batch + 1) * together)):
                     rows = slice(k * BLOCK - start, (k + 1) * BLOCK - start)
                     for name, values in made.items():
                         partial.write_block(file, (name, k), values[rows])
-                bar.advance(task, stop - start)
+                    bar.advance(task, len(values[rows]))
 
     partial.grow(Path(path), arrays, header, fill)
     return Path(path)
-
-
-def _runs(numbers: list[int], longest: int) -> Iterator[list[int]]:
-    """Consecutive numbers together, at most `longest` of them; batches begin at multiples of that, as if none were done.
-
-    So whether the file was interrupted does not decide which samples are made together.
-    """
-    run: list[int] = []
-    for k in numbers:
-        if run and (k != run[-1] + 1 or k % longest == 0):
-            yield run
-            run = []
-        run.append(k)
-    if run:
-        yield run
 
 
 class SampleFile:

@@ -1,0 +1,56 @@
+"""`namm export`: a run's diffusion model, maps and rule as a `NAMMPipeline`."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from tyro.conf import Positional, arg
+
+from namm.cli.options import parse
+from namm.cli.sample import THROUGH, choose
+from namm.cli.status import find_run
+from namm.errors import RunFolderError
+
+
+@dataclass(frozen=True)
+class Export:
+    """Save a run's diffusion model, its maps and the rule as a pipeline, for NAMMPipeline.from_pretrained."""
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """Folder of the run, or its name in `runs`."""
+    out: Annotated[Path, arg(aliases=["-o"])]
+    """Folder to write; it must not hold anything yet."""
+    model: Literal["mdm", "dm"] = "mdm"
+    """Which model; mdm with the finetuned f where there is one."""
+
+
+def main(arguments: list[str]) -> int:
+    """Export a run."""
+    options = parse(Export, arguments, prog="namm export")
+    if isinstance(options, int):
+        return options
+    run, folder = find_run(options.run), options.out
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunFolderError(f"{folder} is there already and is not overwritten: choose another folder with -o.")
+
+    from namm.experiments.trained import Trained
+    from namm.files import rename_durably
+    from namm.pipeline import NAMMPipeline
+
+    trained = Trained.load(run)
+    source, stage = choose(trained, run, options.model)
+    rule = trained.rule()
+    draft = folder.with_name(f".{folder.name}.partial")  # so that the folder is whole or not there
+    shutil.rmtree(draft, ignore_errors=True)
+    pipeline = NAMMPipeline.from_parts(cast(Any, source.model), cast(Any, source.mirror), rule)
+    pipeline.save_pretrained(draft)
+    if folder.exists():
+        folder.rmdir()
+    rename_durably(draft, folder)
+    own = ", constraint=rule" if "own" in pipeline.config.constraint else ""
+    print(f"{options.model} of {run}, {THROUGH[stage]}, is in {folder}")
+    print(f'  from namm import NAMMPipeline; pipe = NAMMPipeline.from_pretrained("{folder}"{own})')
+    if own:
+        print(f"  where rule is {rule!r}, which no folder can hold")
+    return 0

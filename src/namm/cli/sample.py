@@ -1,0 +1,142 @@
+"""`namm sample`: any number of samples of a run's model, in one HDF5 file."""
+
+import sys
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from tyro.conf import Positional, arg
+
+from namm.cli.options import parse
+from namm.cli.status import find_run
+from namm.errors import Interrupted, UsageError
+from namm.experiments.settings import SamplerSettings, Settings
+
+if TYPE_CHECKING:
+    from namm.experiments.trained import Trained
+    from namm.generative.mirrored import Mirrored
+
+STEPS = {"euler-maruyama": 1000, "ancestral": 1000, "ddim": 200, "dpm-solver": 50, "unipc": 50}
+"""Evaluations of the network for a sampler that is not the run's own."""
+
+THROUGH = {"finetune": "through the finetuned f", "map": "through the map's f, not finetuned", None: "as it is"}
+"""What is said of the f that images come through, by the stage that it is of."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Draw samples from a run's model into an HDF5 file: images, mirror images and ℓ of each.
+
+    Interrupted, the same command goes on. A complete file of the same samples is left alone, another is never
+    overwritten.
+    """
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """Folder of the run, or its name in `runs`."""
+    n: Annotated[int, arg(aliases=["-n"])] = 1000
+    """How many."""
+    out: Annotated[Path, arg(aliases=["-o"])] = Path("samples.h5")
+    """File to write."""
+    model: Literal["mdm", "dm", "mvae", "vae"] = "mdm"
+    """Which model; mdm goes through the finetuned f where there is one."""
+    seed: int | None = None
+    """By default one that neither the finetuning nor the evaluation has used."""
+    sampler: Literal["euler-maruyama", "ancestral", "ddim", "dpm-solver", "unipc"] | None = None
+    """The evaluation's (`evaluate.sampler`) by default."""
+    steps: int | None = None
+    """Evaluations of the network: those of the evaluation, or what suits another sampler."""
+    batch_size: int | None = None
+    """Samples made together."""
+
+
+def main(arguments: list[str]) -> int:
+    """Draw samples."""
+    options = parse(Sample, arguments, prog="namm sample")
+    if isinstance(options, int):
+        return options
+    if options.out.suffix not in (".h5", ".hdf5"):
+        raise UsageError(f"-o must name an HDF5 file, such as samples.h5, not {options.out}.")
+    run = find_run(options.run)
+
+    from namm.experiments.trained import Trained
+
+    trained = Trained.load(run)
+    sampler = _sampler(options, trained.settings)
+    source, stage = choose(trained, run, options.model)
+    seed = _seed(options.seed, trained.settings, stage)
+    how = "" if sampler is None else f", {sampler.method} of {sampler.steps} steps"
+    print(f"{options.model} of {run}, {THROUGH[stage]}{how}, seed {seed}", flush=True)
+    _draw(options, trained, source, sampler, seed)
+    return 0
+
+
+def choose(trained: "Trained", run: Path, model: str) -> "tuple[Mirrored, str | None]":
+    """The model with the maps that belong to it, and the stage that these are of."""
+    from namm.experiments.trained import IN_MIRROR_SPACE, is_complete
+    from namm.maps import IdentityMap
+
+    trained.folder(model)  # if it is missing, that is what to say, and not what it needs in turn
+    if model not in IN_MIRROR_SPACE:
+        return trained.source(model, IdentityMap()), None
+    stage = "finetune" if model == "mdm" and is_complete(run, "finetune") else "map"
+    return trained.source(model, trained.mirror(stage)), stage
+
+
+def _sampler(options: Sample, settings: Settings) -> SamplerSettings | None:
+    """The sampler that was asked for, the evaluation's where none was; none for an autoencoder."""
+    from namm.experiments.trained import AUTOENCODERS
+
+    if options.model in AUTOENCODERS:
+        if options.sampler is not None or options.steps is not None:
+            raise UsageError(f"{options.model} is an autoencoder and has no sampler: leave out --sampler and --steps.")
+        return None
+    own = settings.evaluate.sampler
+    method = options.sampler or own.method
+    default = own.steps if method == own.method else STEPS[method]
+    return SamplerSettings(method, default if options.steps is None else options.steps)
+
+
+def _seed(seed: int | None, settings: Settings, stage: str | None) -> int:
+    """The seed that was asked for, or one that nothing has used."""
+    if seed == settings.samples.seed and stage == "finetune":
+        print(
+            f"namm: warning: f was finetuned on samples of the seed {seed}; those of another are a fairer test.",
+            file=sys.stderr,
+        )
+    used = settings.samples.seed, settings.evaluate.seed
+    return next(k for k in count() if k not in used) if seed is None else seed
+
+
+def _draw(options: Sample, trained: "Trained", source: "Mirrored", sampler: SamplerSettings | None, seed: int) -> None:
+    """Write the file and say what is in it."""
+    import numpy as np
+
+    from namm.experiments import build
+    from namm.experiments.trained import describe_samples
+    from namm.generative.sample_file import SampleFile, write_samples
+
+    there, how = options.out.exists(), {} if sampler is None else {"sampler": build.sampler(sampler)}
+    try:
+        write_samples(
+            options.out,
+            source,
+            options.n,
+            seed=seed,
+            description={"model": options.model, **describe_samples(source, sampler)},
+            constraint=trained.rule(),
+            batch_size=options.batch_size,
+            **cast(Any, how),
+        )
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"{options.out} is not complete yet: the same command goes on with it.") from error
+    with SampleFile(options.out) as file:
+        distances = file.distances.astype(np.float64)
+    worst, deviation = int(distances.argmax()), distances.std(ddof=1) if len(distances) > 1 else 0.0
+    print(
+        f"ℓ: mean {distances.mean():.3g} ± {deviation:.3g}, median {np.median(distances):.3g}, "
+        f"worst {distances[worst]:.3g} (sample {worst})"
+    )
+    print(
+        f"{options.out} {'already holds' if there else 'holds'} {options.n} samples: images, mirror_images, distances"
+    )

@@ -1,0 +1,99 @@
+"""`namm train`: one trained thing of an experiment, and all that it needs; or the network that counts."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from namm.cli.options import HELP, parse, take_name
+from namm.cli.run import carry_out
+from namm.errors import UsageError
+from namm.experiments.presets import EXPERIMENTS, require_name
+
+TARGETS = {
+    "map": "g and f on the data (Eq. 1)",
+    "mdm": "the diffusion model on g(x)",
+    "finetune": "f on samples of that model (Eq. 7)",
+    "dm": "the baseline: the same diffusion model on x, at equal compute",
+    "mvae": "the autoencoder on g(x)",
+    "vae": "its baseline: the same autoencoder on x, at equal compute",
+    "counter": "the network that counts galaxies, for the rule `count`; belongs to no experiment",
+}
+OWN = ("preset", "out", "config")
+
+
+def usage() -> str:
+    """The help text that needs no experiment."""
+    width = max(map(len, TARGETS))
+    return "\n".join(
+        [
+            "usage: namm train WHAT NAME [--preset PRESET] [--out DIR] [--config FILE] [--SETTING VALUE]",
+            "       namm train counter [-o FILE] [options]",
+            "",
+            "Train one thing of an experiment and whatever it needs that is not there yet: the same as",
+            "`namm run NAME --until WHAT`, with the same options (`namm run --help`). Interrupted, it goes on.",
+            "",
+            *(f"  {name:<{width}}  {what}" for name, what in TARGETS.items()),
+            "",
+            f"  NAME: {', '.join(EXPERIMENTS)}",
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class CounterOptions:
+    """The counter's data and training; what is left out is that of `namm.training.counter`."""
+
+    out: Annotated[Path, arg(aliases=["-o"])] = Path("counter.safetensors")
+    """File to write; checkpoints are kept beside it."""
+    size: int = 128
+    """Pixels along a side of an image, as `data.size` of the experiment `count`."""
+    labels: tuple[int, ...] = (6, 7, 8, 9, 10)
+    """Numbers of galaxies to tell apart."""
+    n_train: int = 10_000
+    """Images per label to train on."""
+    n_val: int = 1000
+    """Images per label to measure the counter with."""
+    budget: str | None = None
+    """How long: "N steps", "N epochs" or "N minutes"; 20 epochs by default."""
+    batch_size: int | None = None
+    """Images per step; 64 by default."""
+    learning_rate: float | None = None
+    """The largest; 1e-3 by default."""
+    seed: int = 0
+
+
+def main(arguments: list[str]) -> int:
+    """Train something."""
+    what, rest = take_name(arguments)
+    if what is None:
+        if not arguments or set(arguments) & set(HELP):
+            print(usage())
+            return 0 if arguments else 2
+        raise UsageError(f"what to train comes first: namm train {'|'.join(TARGETS)}.")
+    if require_name(what, TARGETS, "thing to train called") == "counter":
+        return _counter(rest)
+    return carry_out(rest, f"namm train {what}", usage(), OWN, until=what)
+
+
+def _counter(arguments: list[str]) -> int:
+    options = parse(CounterOptions, arguments, prog="namm train counter")
+    if isinstance(options, int):
+        return options
+
+    from namm.training.counter import COUNTER_SETTINGS, train_counter
+
+    given = {name: getattr(options, name) for name in ("budget", "batch_size", "learning_rate", "seed")}
+    settings = replace(COUNTER_SETTINGS, **{name: value for name, value in given.items() if value is not None})
+    counter = train_counter(
+        options.out,
+        size=options.size,
+        labels=options.labels,
+        n_train=options.n_train,
+        n_val=options.n_val,
+        settings=settings,
+    )
+    errors = ", ".join(f"{label}: {error:.3g}" for label, error in counter.facts["errors"].items())
+    print(f"{options.out} counts to within {counter.facts['error']:.3g} on held-out images (by number {errors})")
+    return 0

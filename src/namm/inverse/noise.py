@@ -1,0 +1,101 @@
+"""Gaussian measurement noise n ~ N(0, Γ), and distances in its units.
+
+    whitened residual  w = Γ^(−½) (m − A(x)),    ‖m − A(x)‖_Γ = ‖w‖₂,    χ² = ‖w‖₂²
+
+For the image that was measured, χ² is distributed as its name says, with as many degrees of freedom as there are
+measured values. A full Γ = L Lᵀ is whitened by w = L⁻¹ r, which has the same norm as any other root.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from namm.errors import DataError, UsageError
+from namm.numerics import at_least_float32, full_precision
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianNoise:
+    """Noise with independent values (`std`) or a full `covariance`; give one of the two.
+
+    Args:
+        std: One standard deviation for all values, or one for each: of the measurement's shape without its batch axis,
+            or of a shape that broadcasts to it.
+        covariance: Γ over the flattened measurement, (m, m), symmetric and positive definite.
+    """
+
+    std: float | Tensor | None = None
+    covariance: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if (self.std is None) == (self.covariance is None):
+            raise UsageError("GaussianNoise needs either std or covariance.")
+        if self.std is not None:
+            std = torch.as_tensor(self.std, dtype=torch.double)
+            if not (std.isfinite() & (std > 0)).all():
+                raise UsageError(
+                    f"GaussianNoise: every std must be positive and finite, and they go from {float(std.min()):.3g} to "
+                    f"{float(std.max()):.3g}. Leave out values that were not observed."
+                )
+        _ = self._factor
+
+    @cached_property
+    def _factor(self) -> Tensor | None:
+        """L, lower triangular, of a full covariance; in float64."""
+        if self.covariance is None:
+            return None
+        covariance = torch.as_tensor(self.covariance, dtype=torch.double)
+        if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
+            raise UsageError(f"GaussianNoise: the covariance must be a square matrix, not {tuple(covariance.shape)}.")
+        if not torch.allclose(covariance, covariance.mT, rtol=1e-5, atol=0):
+            raise UsageError("GaussianNoise: the covariance is not symmetric.")
+        factor, failed = torch.linalg.cholesky_ex(covariance)
+        if failed or not factor.isfinite().all():
+            raise UsageError(
+                "GaussianNoise: the covariance is not positive definite. Add a small multiple of the identity to it."
+            )
+        return factor
+
+    def whiten(self, residual: Tensor) -> Tensor:
+        """Γ^(−½) r: (B, …) → (B, m), in float32 or better."""
+        residual = at_least_float32(residual)
+        with full_precision(residual):
+            if self._factor is None:
+                return (residual / self._std_of(residual)).flatten(1)
+            return torch.linalg.solve_triangular(self._factor_for(residual), residual.flatten(1).mT, upper=False).mT
+
+    def norm(self, residual: Tensor) -> Tensor:
+        """‖r‖_Γ: (B, …) → (B,); its gradient at r = 0 is 0."""
+        return torch.linalg.vector_norm(self.whiten(residual), dim=1)
+
+    def chi2(self, residual: Tensor) -> Tensor:
+        """χ²: (B, …) → (B,)."""
+        return self.whiten(residual).square().sum(1)
+
+    def sample(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """n ~ N(0, Γ) for measurements of the shape, type and device of `like` (B, …)."""
+        z = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+        if self._factor is None:
+            return z * self._std_of(like)
+        return (z.flatten(1) @ self._factor_for(like).mT).reshape(like.shape)
+
+    def _std_of(self, like: Tensor) -> Tensor:
+        std = torch.as_tensor(self.std, dtype=torch.double).to(like)
+        shape = tuple(like.shape[1:])
+        try:
+            return std.expand(shape)
+        except RuntimeError:
+            raise DataError(
+                f"noise of shape {tuple(std.shape)} does not fit measurements of shape {shape}, batch axis left out."
+            ) from None
+
+    def _factor_for(self, like: Tensor) -> Tensor:
+        assert self._factor is not None
+        if like[0].numel() != len(self._factor):
+            raise DataError(
+                f"a covariance of {len(self._factor)} values does not fit measurements of {like[0].numel()}, "
+                f"shape {tuple(like.shape[1:])}."
+            )
+        return self._factor.to(like)

@@ -1,0 +1,110 @@
+"""Batches of posterior samples, in which a sample that diverged is drawn again with a smaller step.
+
+The new draw starts from the same noise, so a sample depends on (seed, number, step) here too. Nothing is dropped: a
+sample that diverges at the smallest step too is NaN, and every redraw is counted.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from namm.generative.noise import Noise, batch_starts
+from namm.inverse.guidance import Evidence, Guidance
+from namm.inverse.reverse import DiffusionPrior, ToData, finite, keep, reverse
+from namm.inverse.steps import Steps
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Turns the noise of a batch into its samples: (B, pixels + 1), mirror images, flattened, then their redraws.
+
+    Attributes:
+        model: The diffusion.
+        to_data: f.
+        evidence: All measurements; sample i belongs to measurement (i − `first`) // n.
+        steps: The way down.
+        guidance: The pull of the measurements.
+        n: Samples for each measurement.
+        first: Number of the first sample.
+        retries: Redraws of a sample, at most.
+        bar: Told of every step.
+    """
+
+    model: DiffusionPrior
+    to_data: ToData
+    evidence: Evidence
+    steps: Steps
+    guidance: Guidance
+    n: int
+    first: int
+    retries: int
+    bar: "Bar"
+
+    def __call__(self, noise: Noise) -> Tensor:
+        """(B, pixels + 1)."""
+        noise = replace(noise, shape=self.model.sample_shape)
+        left = torch.arange(noise.stop - noise.start, device=noise.like.device)
+        evidence, guidance = self.evidence.rows((left + noise.start - self.first) // self.n), self.guidance
+        y = self._attempt(guidance, evidence, noise)
+        redrawn = y.new_zeros(len(y), 1)
+        for _ in range(self.retries):
+            left = (~finite(y)).nonzero().flatten()
+            if len(left) == 0:
+                break
+            guidance = guidance.smaller()
+            redrawn[left] += 1
+            self.bar.extend(self.steps.steps)
+            y[left] = self._attempt(guidance, evidence.rows(left), _Rows(noise, left))
+        return torch.cat([y.flatten(1), redrawn], 1)
+
+    def _attempt(self, guidance: Guidance, evidence: Evidence, noise: Callable[[int], Tensor]) -> Tensor:
+        """Mirror images y (B, C, H, W); NaN where they, f of them or the χ² of that are not finite."""
+        u = reverse(self.model, self.to_data, self.steps, guidance, evidence, noise, self.bar.advance)
+        with torch.no_grad():
+            y = self.model.unstandardise(u)
+            x = self.to_data(y)
+            return keep(finite(y) & finite(x) & evidence.chi2(x).isfinite(), y)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The noise of some samples of a batch."""
+
+    noise: Noise
+    rows: Tensor
+
+    def __call__(self, step: int) -> Tensor:
+        return self.noise(step)[self.rows]
+
+
+class Bar:
+    """A progress bar over the steps of this process, which grows when samples are drawn again."""
+
+    def __init__(self, progress: Progress, description: str, total: int) -> None:
+        self.progress, self.total = progress, total
+        self.task = progress.add_task(description, total=total)
+
+    def advance(self) -> None:
+        """One step more is done."""
+        self.progress.advance(self.task)
+
+    def extend(self, steps: int) -> None:
+        """So many more are to do."""
+        self.total += steps
+        self.progress.update(self.task, total=self.total)
+
+
+@contextmanager
+def bar_over(n: int, batch_size: int, steps: int, visible: bool) -> Iterator[Bar]:
+    """A bar for `n` samples, shown where there is a terminal."""
+    processes, console = PartialState(cpu=not torch.cuda.is_available()), Console(stderr=True)
+    hidden = not (visible and processes.is_main_process and console.is_terminal)
+    with Progress(console=console, disable=hidden) as progress:
+        batches = len(batch_starts(n, max(1, batch_size), 0, processes.num_processes))
+        yield Bar(progress, f"sampling {n}", steps * batches)

@@ -1,0 +1,159 @@
+"""`namm evaluate` of runs and of files: the table against the figures it is made of."""
+
+import json
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from namm.cli import main
+from namm.constraints import TotalFlux
+from namm.datasets import load
+from namm.evaluation import compare, floor
+from namm.experiments.trained import Trained
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def namm(capsys):
+    """Call the command line: exit code, and what was said."""
+
+    def call(*arguments):
+        code = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return call
+
+
+def table(said):
+    """Cells by row, without their borders."""
+    lines = [line.split("│")[1:-1] for line in said.splitlines() if line.startswith("│")]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
+def assert_shows(cells, row):
+    """`cells` are the figures of a row of metrics.json, to the digits shown."""
+    mean, std = map(float, cells[0].split(" ± "))
+    mmd, mmd_std = map(float, cells[3].split(" ± "))
+    found = [mean, std, float(cells[1]), float(cells[2]), mmd, mmd_std, float(cells[4]), float(cells[5])]
+    distance = row["distance"]
+    wanted = [distance["mean"], distance["std"], distance["quantiles"][2], distance["max"]]
+    wanted += [*row["mmd"], row["total_variation"], row["spread"]]
+    np.testing.assert_allclose(found, wanted, rtol=0.05, atol=1e-12)
+    np.testing.assert_allclose(found[0], wanted[0], rtol=0.006)
+
+
+def rows_of(run):
+    return json.loads((run / "evaluate" / "metrics.json").read_text())["rows"]
+
+
+def test_the_rows_of_a_run(namm, whole_run):
+    code, said = namm("evaluate", whole_run)
+    assert code == 0
+    shown, rows = table(said), rows_of(whole_run)
+    assert list(shown) == ["data", "mdm", "finetuned", "dm", "projected", "repaired"]
+    for name, cells in shown.items():
+        assert_shows(cells, rows[name])
+    assert "evaluate done before" in said
+    assert "map " not in said
+
+
+def test_the_stage_is_made_where_it_is_missing_but_nothing_is_trained(namm, whole_run, tmp_path):
+    copy = shutil.copytree(whole_run, tmp_path / "runs" / "mine")
+    shutil.rmtree(copy / "evaluate")
+    code, said = namm("evaluate", "mine")
+    assert code == 0
+    assert "evaluate done in" in said
+    assert rows_of(copy) == rows_of(whole_run)
+    shutil.rmtree(copy / "dm")
+    code, said = namm("evaluate", "mine")
+    assert code == 1
+    assert "`namm run --config runs/mine/settings.yaml --out runs/mine --until dm` completes it" in said
+    assert not (copy / "dm").exists()
+
+
+def test_several_runs_are_shown_as_mean_and_deviation(namm, whole_run, tmp_path):
+    runs = [whole_run]
+    for k, factor in enumerate((2.0, 6.0)):
+        runs.append(shutil.copytree(whole_run, tmp_path / str(k)))
+        path = runs[-1] / "evaluate" / "metrics.json"
+        content = json.loads(path.read_text())
+        content["rows"]["dm"]["distance"]["mean"] *= factor
+        content["rows"]["dm"]["mmd"][0] *= factor
+        path.write_text(json.dumps(content))
+    code, said = namm("evaluate", *runs)
+    assert code == 0
+    assert "mean ± std over 3 runs" in said
+    shown, row = table(said), rows_of(whole_run)["dm"]
+    factors = np.array([1, 2, 6])
+    for cell, value in ((0, row["distance"]["mean"]), (3, row["mmd"][0])):
+        mean, std = map(float, shown["dm"][cell].split(" ± "))
+        assert mean == pytest.approx(3 * value, rel=0.006)
+        assert std == pytest.approx(value * factors.std(ddof=1), rel=0.06)
+    assert shown["dm"][5].endswith("± 0")
+    assert len(shown) == 6
+
+
+def test_a_file_of_samples_against_the_data_of_a_run(namm, whole_run):
+    samples, data = whole_run / "evaluate" / "mdm.h5", whole_run / "data" / "images.h5"
+    options = ["--subsets", 3, "--subset-size", 30, "--seed", 4]
+    code, said = namm("evaluate", samples, "--against", data, *options, "-o", "deep/m.json")
+    assert code == 0
+    written = json.loads(Path("deep/m.json").read_text())
+    rule, test = Trained.load(whole_run).rule(), load(data, "test")
+    how = {"subsets": 3, "size": 30, "seed": 4}
+    with h5py.File(samples) as file:
+        ours = compare(file["images"][:], test, rule, **how)
+    for name, scores in (("data", floor(test, rule, **how)), ("samples", ours)):
+        row = written["rows"][name]
+        assert row["distance"]["mean"] == pytest.approx(scores.distance.mean, rel=1e-6)
+        assert row["distance"]["max"] == pytest.approx(scores.distance.max, rel=1e-6)
+        assert row["mmd"] == pytest.approx(list(scores.mmd), rel=1e-6)
+        assert (row["total_variation"], row["spread"]) == pytest.approx((scores.total_variation, scores.spread))
+        assert_shows(table(said)[name], row)
+    assert list(table(said)) == ["data", "samples"]
+
+
+def test_any_images_by_any_rule(namm, tmp_path):
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "a.npy", rng.random((20, 4, 4, 1), np.float32))
+    np.save(tmp_path / "b.npy", rng.random((30, 1, 4, 4), np.float32))
+    (tmp_path / "rules_of_mine.py").write_text("def bright(x):\n    return (x.sum((1, 2, 3)) - 5).abs()\n")
+    both = ["a.npy", "--against", "b.npy", "--layout", "NHWC", "--against-layout", "NCHW", "-o", "m.json"]
+    means = []
+    for rule in (["--constraint", "flux", "--total", "5"], ["--constraint=rules_of_mine:bright"]):
+        code, said = namm("evaluate", *both, *rule)
+        assert code == 0
+        assert "subsets of 15 images" in said
+        means.append(json.loads(Path("m.json").read_text())["rows"]["samples"]["distance"]["mean"])
+    x = torch.from_numpy(np.load("a.npy")).movedim(-1, 1)
+    assert means == pytest.approx([float(TotalFlux(5.0)(x).mean())] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere"], 2, "there is no run 'nowhere'"),
+        (["a.npy", "--against", "b.npy"], 2, "which rule? b.npy is not a file of `namm data`: add --constraint"),
+        (["a.npy", "--constraint", "flux"], 2, "which data?"),
+        (["a.npy", "--against", "b.npy", "--constraint", "flxu"], 2, "Did you mean 'flux'?"),
+        (["a.npy", "--against", "b.npy", "--constraint", "flux", "--totl", "3"], 2, "--total"),
+        (["a.npy", "--against", "b.npy", "--constraint", "divergence", "--size", "8"], 1, "no file or folder a.npy"),
+        (["a.npy", "--against", "b.npy", "--constraint", "flux"], 1, "There is no file or folder a.npy"),
+        (["RUN", "--subsets", "3"], 2, "a run is evaluated with its own settings, without --subsets"),
+        ([], 2, "usage: namm evaluate"),
+    ],
+)
+def test_wrong_usage(namm, whole_run, arguments, code, message):
+    found, said = namm("evaluate", *(whole_run if argument == "RUN" else argument for argument in arguments))
+    assert found == code
+    assert message in said

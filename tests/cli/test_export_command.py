@@ -1,0 +1,73 @@
+"""`namm export`: what comes back from the folder makes the run's own samples."""
+
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from namm import Burgers, NAMMPipeline
+from namm.cli import main
+from namm.experiments.trained import Trained
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def call(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    return pipe(batch_size=5, num_inference_steps=4, generator=2)
+
+
+def test_the_pipeline_makes_the_evaluations_samples(whole_run, tmp_path, capsys):
+    assert main(["export", str(whole_run), "-o", "deep/pipe"]) == 0
+    said = capsys.readouterr().out
+    assert "through the finetuned f" in said
+    assert 'NAMMPipeline.from_pretrained("deep/pipe")' in said
+    pipe = NAMMPipeline.from_pretrained("deep/pipe")
+    assert isinstance(pipe.constraint, Burgers)
+    with h5py.File(whole_run / "evaluate" / "mdm.h5") as file:
+        out = call(pipe)
+        for name in ("images", "mirror_images", "distances"):
+            np.testing.assert_allclose(getattr(out, name), file[name][:5], atol=1e-4, rtol=1e-3)
+    g = Trained.load(whole_run).mirror("finetune").g
+    assert all(torch.equal(a, b) for a, b in zip(pipe.g.parameters(), g.parameters(), strict=True))
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["pipe"]
+
+
+def test_the_baseline_has_no_maps(whole_run):
+    assert main(["export", str(whole_run), "-o", "pipe", "--model", "dm"]) == 0
+    pipe = NAMMPipeline.from_pretrained("pipe")
+    assert pipe.f is None
+    out = call(pipe)
+    assert torch.equal(out.images, out.mirror_images)
+
+
+def test_before_finetuning_the_maps_own_f(whole_run, tmp_path, capsys):
+    copy = shutil.copytree(whole_run, tmp_path / "run")
+    shutil.rmtree(copy / "finetune")
+    assert main(["export", "run", "-o", "pipe"]) == 0
+    assert "through the map's f, not finetuned" in capsys.readouterr().out
+    f = Trained.load(whole_run).mirror("map").f
+    pipe = NAMMPipeline.from_pretrained("pipe")
+    assert all(torch.equal(a, b) for a, b in zip(pipe.f.parameters(), f.parameters(), strict=True))
+    shutil.rmtree(copy / "mdm")
+    assert main(["export", "run", "-o", "other"]) == 1
+    assert "--until mdm` completes it" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_nothing_is_overwritten(whole_run, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("precious")
+    for target in ("mine", "mine/notes"):
+        assert main(["export", str(whole_run), "-o", target]) == 1
+        assert "is not overwritten" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "notes").read_text() == "precious"
+    (tmp_path / "empty").mkdir()
+    assert main(["export", str(whole_run), "-o", "empty"]) == 0
+    assert main(["export", "nowhere", "-o", "x"]) == 2
+    assert main(["export", str(whole_run)]) == 2
