@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from namm.cli import spin_briefly
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
 from namm.experiments.settings import Settings, with_seed
 
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
     options = parser.parse_args(arguments)
+    spin_briefly()
     console, verdicts = Console(width=110), {}
     for seed in options.seeds:
         metrics = evaluate(options.experiment, options.preset, seed, options.out, settings)

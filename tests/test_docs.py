@@ -16,6 +16,7 @@ PAGES = [
     "inverse.md",
     "maps.md",
     "pipeline.md",
+    "report.md",
     "runs.md",
     "score_network.md",
     "training.md",

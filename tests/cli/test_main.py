@@ -1,12 +1,13 @@
 """The `namm` command itself."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 import namm.cli
-from namm.cli import COMMANDS, main
+from namm.cli import COMMANDS, main, spin_briefly
 from namm.errors import NammError, UsageError
 
 
@@ -61,3 +62,20 @@ def test_help_into_a_program_that_stops_reading_is_no_error():
     help_.stdout.close()
     assert help_.stderr.read() == b""
     assert help_.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("already", "after"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "20000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
+    ],
+)
+def test_threads_spin_briefly_unless_told_otherwise(already, after, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in already.items():
+        monkeypatch.setenv(name, value)
+    spin_briefly()
+    assert {name: os.environ[name] for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") if name in os.environ} == after

@@ -310,5 +310,5 @@ def test_images_that_do_not_fit():
     y[1, 0, 0, 0] = torch.nan
     with pytest.raises(DataError, match="NaN"):
         model.fit_statistics(y)
-    with pytest.raises(UsageError, match="at least 1, not 0 and 64"):
+    with pytest.raises(UsageError, match="at least 0, not 0, 64 and 0"):
         model.sample(0, progress=False)

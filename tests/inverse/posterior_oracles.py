@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from namm.generative import Diffusion, Mirrored
-from namm.inverse import Evidence, Guess
+from namm.constraints import constraint
+from namm.generative import Diffusion, Mirrored, Velocity
+from namm.inverse import DDIMSteps, Evidence, GaussianNoise, Guess, Linear, Posterior, sample_posterior
 from namm.inverse.guidance import gradient
 from namm.maps import IdentityMap
 
@@ -92,3 +93,44 @@ def problem(mirrored: bool) -> tuple[Mirrored, ExactGuidance]:
     return Mirrored(model, LinearMirror() if mirrored else IdentityMap()), ExactGuidance(
         covariance, MATRIX @ (scale * linear)
     )
+
+
+# What the tests of posterior sampling share
+
+OPERATOR, GAUSSIAN = Linear(torch.tensor(MATRIX)), GaussianNoise(covariance=torch.tensor(NOISE))
+SEEN = torch.tensor(MEASUREMENT)[None]
+
+
+@constraint
+def level(x: Tensor) -> Tensor:
+    """How far the mean square is from 1."""
+    return (x.square().mean((1, 2, 3)) - 1).abs()
+
+
+def draw(prior: Mirrored, measurement: Tensor = SEEN, **options) -> Posterior:
+    settings = {"n": 8, "steps": DDIMSteps(20), "generator": 0} | options
+    return sample_posterior(prior, measurement, OPERATOR, GAUSSIAN, **settings)
+
+
+class Bent(nn.Module):
+    """A denoiser and a map that are not linear, nor deterministic in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, y_t: Tensor, t: Tensor) -> Tensor:
+        return self.dropout(torch.sin(2 * y_t + t.reshape(-1, 1, 1, 1)))
+
+    def to_data(self, y: Tensor) -> Tensor:
+        return y + 0.5 * torch.tanh(y.flip(-1))
+
+    def to_mirror(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def bent() -> Mirrored:
+    model = Diffusion(Bent(), (1, 1, PIXELS), prediction=Velocity()).double()
+    model.mean.fill_(0.4)
+    model.scale.fill_(2.5)
+    return Mirrored(model, Bent()).eval()

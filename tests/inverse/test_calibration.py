@@ -15,11 +15,11 @@ def draws(mean, covariance, n: int, seed: int) -> torch.Tensor:
     return torch.tensor(mean) + z @ torch.linalg.cholesky(torch.tensor(covariance)).T
 
 
-@pytest.mark.parametrize(("n", "level"), [(19, 0.9), (25, 0.9), (200, 0.9), (9, 0.5), (30, 0.5)])
+@pytest.mark.parametrize(("n", "level"), [(19, 0.9), (25, 0.9), (99, 0.9), (11, 0.5), (30, 0.5)])
 def test_draws_of_the_same_distribution_are_calibrated(n, level):
     """Also at the fewest samples, where plain quantiles would give 0.81 instead of 0.9."""
     x = torch.randn(4000, n + 1, 5, generator=torch.Generator().manual_seed(n))
-    assert float(coverage(x[:, 1:], x[:, 0], level).mean()) == pytest.approx(level, abs=0.02)
+    assert float(coverage(x[:, 1:], x[:, 0], level).mean()) == pytest.approx(level, abs=0.01)
 
 
 @pytest.mark.parametrize(("width", "expected"), [(0.5, 0.5891), (2.0, 0.9990)])

@@ -1,47 +1,38 @@
-"""Posterior sampling against posteriors in closed form; DPS itself, its bias, its divergences, its errors."""
+"""Posterior sampling against posteriors in closed form; DPS itself, its gradient and its bias."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
-from posterior_oracles import COVARIANCE, MATRIX, MEAN, MEASUREMENT, NOISE, PIXELS, posterior, problem
+from posterior_oracles import (
+    COVARIANCE,
+    GAUSSIAN,
+    MATRIX,
+    MEAN,
+    MEASUREMENT,
+    NOISE,
+    OPERATOR,
+    PIXELS,
+    SEEN,
+    bent,
+    draw,
+    level,
+    posterior,
+    problem,
+)
 from torch import nn
 
-from namm.constraints import constraint
-from namm.errors import DataError, UsageError
-from namm.generative import DDIM, VAE, Ancestral, Diffusion, Mirrored, Velocity
+from namm.generative import DDIM, Ancestral
 from namm.inverse import (
     AncestralSteps,
-    Columns,
     DDIMSteps,
     DPSGuidance,
     Evidence,
-    GaussianNoise,
-    Guess,
-    Linear,
     OfficialSteps,
     guided_step,
-    operator,
     reverse,
-    sample_posterior,
 )
-from namm.maps import IdentityMap
-
-OPERATOR, GAUSSIAN = Linear(torch.tensor(MATRIX)), GaussianNoise(covariance=torch.tensor(NOISE))
-SEEN = torch.tensor(MEASUREMENT)[None]
-
-
-@constraint
-def level(x: torch.Tensor) -> torch.Tensor:
-    """How far the mean square is from 1."""
-    return (x.square().mean((1, 2, 3)) - 1).abs()
-
-
-def draw(prior, measurement=SEEN, **options):
-    settings = {"n": 8, "steps": DDIMSteps(20), "generator": 0} | options
-    return sample_posterior(prior, measurement, OPERATOR, GAUSSIAN, **settings)
-
 
 # The exact likelihood score gives the exact posterior
 
@@ -71,7 +62,7 @@ def moments(mirrored: bool, steps) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("mirrored", [False, True], ids=["data space", "mirror space"])
-@pytest.mark.parametrize("steps", [AncestralSteps(200), DDIMSteps(100), OfficialSteps(200)], ids=str)
+@pytest.mark.parametrize("steps", [AncestralSteps(100), DDIMSteps(50), OfficialSteps(100)], ids=str)
 def test_exact_guidance_reaches_the_posterior(mirrored, steps):
     """The mean at once, up to the start at t = 1; the covariance as the steps get smaller."""
     mean, covariance = posterior()
@@ -80,7 +71,7 @@ def test_exact_guidance_reaches_the_posterior(mirrored, steps):
     of_mean = 5e-3 if isinstance(steps, OfficialSteps) else 1e-5
     assert np.abs(fine[0] - mean).max() <= of_mean
     errors = [np.abs(found - covariance).max() for _, found in (coarse, fine)]
-    assert errors[1] <= 0.02
+    assert errors[1] <= 0.04
     assert errors[1] <= 0.6 * errors[0]
 
 
@@ -138,26 +129,6 @@ def test_without_guidance_the_prior_is_sampled(steps, sampler):
     assert torch.allclose(found.samples[0], x, rtol=0, atol=1e-10)
 
 
-class Bent(nn.Module):
-    """A denoiser and a map that are not linear."""
-
-    def forward(self, y_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return torch.sin(2 * y_t + t.reshape(-1, 1, 1, 1))
-
-    def to_data(self, y: torch.Tensor) -> torch.Tensor:
-        return y + 0.5 * torch.tanh(y.flip(-1))
-
-    def to_mirror(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-
-def bent() -> Mirrored:
-    model = Diffusion(Bent(), (1, 1, PIXELS), prediction=Velocity()).double()
-    model.mean.fill_(0.4)
-    model.scale.fill_(2.5)
-    return Mirrored(model, Bent())
-
-
 @pytest.mark.parametrize("guidance", [DPSGuidance(0.2), DPSGuidance(0.2, level, 3.0)], ids=["DPS", "CG-DPS"])
 def test_the_gradient_runs_through_everything(guidance):
     """Against central differences of ζ(‖m − A(f(D))‖_Γ + w ℓ(f(D))) written out; per sample."""
@@ -210,132 +181,12 @@ def test_many_measurements_are_many_single_ones():
 
 
 def test_the_models_mode_and_gradients_are_left_alone():
-    prior = bent().train()
+    expected, prior = draw(bent(), n=2).samples, bent().train()
     parameter = prior.model.network.weight = nn.Parameter(torch.ones(()))
     with torch.no_grad():
         found = draw(prior, n=2)
-    assert prior.training
+    assert torch.equal(found.samples, expected)
+    assert prior.model.network.dropout.training
     assert parameter.grad is None
     assert not found.samples.requires_grad
     assert not torch.allclose(found.samples, draw(prior, n=2, guidance=DPSGuidance(0.0)).samples)
-
-
-# Divergence
-
-
-@dataclass(frozen=True)
-class Explosive:
-    """Overflows wherever the first pixel of the initial state is above 1 and `zeta` is above `limit`."""
-
-    zeta: float
-    limit: float
-
-    def shift(self, guess: Guess, evidence: Evidence) -> torch.Tensor:
-        burst = (guess.y_t[:, :1, :1, :1] > 1) & (self.zeta > self.limit) & (guess.step.t > 0.999)
-        return DPSGuidance(self.zeta).shift(guess, evidence) + torch.where(burst, torch.inf, 0.0)
-
-    def smaller(self) -> "Explosive":
-        return replace(self, zeta=self.zeta / 2)
-
-
-def test_diverged_samples_are_redrawn_with_half_the_step():
-    prior = bent()
-    expected = [draw(prior, n=16, guidance=DPSGuidance(zeta)) for zeta in (0.04, 0.01)]
-    found = draw(prior, n=16, guidance=Explosive(0.04, 0.015))
-    redrawn = found.redrawn[0]
-    assert set(redrawn.tolist()) == {0, 2}
-    assert not found.failed.any()
-    for times, reference in zip((0, 2), expected, strict=True):
-        assert torch.allclose(found.samples[0, redrawn == times], reference.samples[0, redrawn == times], atol=1e-12)
-        assert torch.allclose(found.chi2[0, redrawn == times], reference.chi2[0, redrawn == times])
-    assert f"{int((redrawn > 0).sum())} redrawn, 0 failed" in str(found)
-
-
-def test_samples_that_never_settle_are_reported():
-    prior = bent()
-    with pytest.warns(UserWarning, match=r"of 16 samples diverged 2 times"):
-        found = draw(prior, n=16, guidance=Explosive(0.04, 1e-9), constraint=level, retries=1)
-    failed = found.failed[0]
-    assert 0 < failed.sum() < 16
-    assert torch.equal(found.redrawn[0], failed.long())
-    for part in (found.samples, found.mirror_samples, found.chi2, found.distance):
-        assert torch.equal(part[0].isnan().flatten(1).all(1) if part.ndim > 2 else part[0].isnan(), failed)
-    calm = draw(prior, n=16, guidance=DPSGuidance(0.04))
-    assert torch.allclose(found.samples[0, ~failed], calm.samples[0, ~failed], atol=1e-12)
-
-
-def test_a_step_far_too_large_is_brought_down():
-    """Under A(x) = x³ a large ζ makes the state run away."""
-
-    @operator
-    def cubed(x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(1) ** 3
-
-    prior, _ = problem(mirrored=False)
-    options = {"n": 8, "guidance": DPSGuidance(0.5), "steps": DDIMSteps(40), "generator": 0}
-    seen, noise = torch.full((1, 3), 0.1, dtype=torch.double), GaussianNoise(0.01)
-    with pytest.warns(UserWarning, match="smaller zeta"):
-        wild = sample_posterior(prior, seen, cubed, noise, retries=0, **options)
-    tamed = sample_posterior(prior, seen, cubed, noise, retries=12, **options)
-    assert wild.failed.any()
-    assert not tamed.failed.any()
-    assert torch.equal(tamed.redrawn > 0, wild.failed)
-
-
-# Mistakes
-
-
-def sum_by_numpy(x: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(x.detach().numpy().sum(3))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"measurement": torch.zeros(2)}, DataError, r"shape \(2,\) .* Linear makes \(M, 2\) .* measurement\[None\]"),
-        ({"measurement": torch.zeros(1, 3)}, DataError, r"shape \(1, 3\) .* Linear makes \(M, 2\)"),
-        ({"measurement": torch.tensor([[0.0, torch.nan]])}, DataError, "1 values that are NaN"),
-        ({"operator": operator(sum_by_numpy), "measurement": torch.zeros(1, 1, 1)}, UsageError, "sum_by_numpy breaks"),
-        ({"operator": Columns((5,))}, DataError, "columns 0 to 2"),
-        ({"noise": GaussianNoise(torch.ones(3))}, DataError, "does not fit"),
-        ({"n": 0}, UsageError, "n must be at least 1"),
-        ({"retries": -1}, UsageError, "retries"),
-        ({"batch_size": 0}, UsageError, "batch_size"),
-        ({"prior": Mirrored(VAE((1, 8, 8), 2, 2), IdentityMap())}, UsageError, "holds a VAE"),
-    ],
-)
-def test_mistakes_are_named_before_sampling(options, error, message):
-    def forbidden(*_):
-        raise AssertionError("sampling has begun")
-
-    prior = bent()
-    prior.model.denoise = forbidden
-    settings = {"prior": prior, "measurement": SEEN, "operator": OPERATOR, "noise": GAUSSIAN} | options
-    with pytest.raises(error, match=message):
-        sample_posterior(**settings)
-
-
-def test_a_map_without_gradient_is_named():
-    prior = bent()
-    prior.mirror.to_data = torch.no_grad()(prior.mirror.to_data)
-    with pytest.raises(UsageError, match="leaves autograd"):
-        draw(prior)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: DPSGuidance(-0.1), lambda: DPSGuidance(torch.inf), lambda: DPSGuidance(0.1, level, -1.0)],
-)
-def test_steps_that_go_uphill_are_refused(make):
-    with pytest.raises(UsageError, match="finite and not negative"):
-        make()
-
-
-def test_tables_that_make_no_sense_are_refused():
-    model = bent().model
-    with pytest.raises(UsageError, match="eta"):
-        DDIMSteps(20, eta=1.5)
-    with pytest.raises(UsageError, match="at least 2 steps"):
-        AncestralSteps(1).table(model)
-    with pytest.raises(UsageError, match="more than beta_max = 20 steps"):
-        OfficialSteps(20).table(model)

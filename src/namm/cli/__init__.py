@@ -45,9 +45,18 @@ def main(arguments: list[str] | None = None) -> int:
     return _run(command, rest)
 
 
+def spin_briefly() -> None:
+    """Let OpenMP's threads, of a torch that is yet to be loaded, spin for microseconds and then sleep.
+
+    By default they spin so long that a second busy process on the same cores makes both many times slower; without
+    spinning, small operations wait for threads to wake up.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+
+
 def _run(command: str, arguments: list[str]) -> int:
-    # Threads that spin while they wait make a shared CPU many times slower; they are told to sleep, before torch loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    spin_briefly()
     try:
         code: int = import_module(f"namm.cli.{command}").main(arguments)
         sys.stdout.flush()

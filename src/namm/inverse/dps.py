@@ -70,6 +70,8 @@ def sample_posterior(
             f"posterior sampling needs a diffusion model, and the prior holds a {type(model).__name__}, which has no "
             "denoise(y_t, t)."
         )
+    if not isinstance(operator, Operator):
+        raise UsageError(f"{operator!r} is not an Operator; make one of a function with namm.inverse.operator(fn).")
     if n < 1 or retries < 0:
         raise UsageError(f"n must be at least 1 and retries at least 0, not {n} and {retries}.")
     like = at_least_float32(model.mean)

@@ -68,8 +68,9 @@ class Draw:
         u = reverse(self.model, self.to_data, self.steps, guidance, evidence, noise, self.bar.advance)
         with torch.no_grad():
             y = self.model.unstandardise(u)
-            x = self.to_data(y)
-            return keep(finite(y) & finite(x) & evidence.chi2(x).isfinite(), y)
+            good = finite(y)
+            x = self.to_data(keep(good, y, 0.0))
+            return keep(good & finite(x) & evidence.chi2(x).isfinite(), y)
 
 
 @dataclass(frozen=True, eq=False)
