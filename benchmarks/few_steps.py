@@ -157,6 +157,8 @@ def main(arguments: Sequence[str] | None = None, chosen: Preset | None = None) -
     folder = options.run or Path("runs/few_steps")
     if chosen is None:
         settings = folder / "settings.yaml"
+        if options.run and not settings.exists():
+            parser.error(f"{folder} is not a run: it has no settings.yaml")
         chosen = read_yaml(settings) if settings.exists() else small()
     found = study(*trained(chosen, folder), options.n, options.reference_steps)
     table = Table("model", "sampler", "steps", "seconds", "mean ℓ", "ℓ / reference's", "MMD²", "in standard errors")

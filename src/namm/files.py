@@ -25,7 +25,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def remove_partials(folder: Path) -> None:
     """Remove what a killed process had begun to write here with `write_atomically`. For the folder's one writer."""
     for leftover in folder.glob(".*.partial"):
-        leftover.unlink()
+        if leftover.is_file():
+            leftover.unlink()
 
 
 def rename_durably(source: Path, target: Path) -> None:

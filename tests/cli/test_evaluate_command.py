@@ -157,3 +157,12 @@ def test_wrong_usage(namm, whole_run, arguments, code, message):
     found, said = namm("evaluate", *(whole_run if argument == "RUN" else argument for argument in arguments))
     assert found == code
     assert message in said
+
+
+def test_runs_that_cannot_be_compared_are_not_averaged(namm, whole_run, tmp_path):
+    other = shutil.copytree(whole_run, tmp_path / "other")
+    text = (other / "settings.yaml").read_text()
+    (other / "settings.yaml").write_text(text.replace("subset: 32", "subset: 31"))
+    code, said = namm("evaluate", whole_run, other)
+    assert code == 2
+    assert "one by one" in said

@@ -2,14 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from namm.datasets import load, partial
-from namm.evaluation import mmd
+from namm.errors import DataError, UsageError
+from namm.evaluation import Clipped, Extractor, fid, kid, mmd
 from namm.experiments.evaluate_stage import ROWS
 from namm.experiments.folder import read_record
 from namm.experiments.run import run
@@ -118,3 +121,49 @@ def test_an_interrupted_evaluation_keeps_its_samples(whole_run, tiny_preset, tmp
     run(tiny_preset, folder, until="evaluate", tell=lambda line: None, progress=False)
     assert ours.stat().st_mtime_ns == before
     assert json.loads((folder / "evaluate" / "metrics.json").read_text()) == metrics
+
+
+class Mixture(nn.Module):
+    """In place of Inception: eight fixed mixtures of the pixels."""
+
+    num_features = 8
+
+    def forward(self, pictures):
+        mixing = torch.randn(pictures[0].numel(), 8, generator=torch.Generator().manual_seed(0))
+        return pictures.flatten(1) @ mixing
+
+
+def with_inception(chosen, **changes):
+    evaluate = replace(chosen.settings.evaluate, **changes)
+    return replace(chosen, settings=replace(chosen.settings, evaluate=evaluate))
+
+
+def test_kid_and_fid_where_they_are_asked_for(whole_run, tiny_preset, tmp_path, monkeypatch, images, metrics):
+    monkeypatch.setattr("namm.evaluation.features.load_inception", Mixture)
+    monkeypatch.setattr("namm.evaluation.inception.load_inception", Mixture)
+    folder = shutil.copytree(whole_run, tmp_path / "run")
+    asked = with_inception(tiny_preset, kid_subsets=3, n_fid=66)
+    run(asked, folder, until="evaluate", tell=lambda line: None, progress=False)
+    rows = json.loads((folder / "evaluate" / "metrics.json").read_text())["rows"]
+    test = load(folder / "data" / "images.h5", "test")
+    extractor = Extractor(Clipped(), Mixture())
+    for row in ("data", "dm", "repaired"):
+        expected = kid(test, images[row], extractor, subsets=3, size=32, seed=2)
+        assert rows[row]["kid"] == pytest.approx(list(expected), rel=1e-3, abs=1e-6)
+        assert rows[row]["fid"] > 0
+        assert rows[row]["distance"] == pytest.approx(metrics["rows"][row]["distance"], rel=1e-3, abs=1e-6)
+    more = load(folder / "data" / "images.h5", "train")[:66]
+    assert rows["data"]["fid"] == pytest.approx(fid(test[:66], more, extractor), rel=1e-3)
+    with h5py.File(folder / "evaluate" / "dm.h5") as file:
+        assert len(file["images"]) == 66
+
+
+def test_without_the_weights_nothing_is_computed(tiny_preset, tmp_path, monkeypatch):
+    def absent():
+        raise DataError("no Inception weights are here.")
+
+    monkeypatch.setattr("namm.evaluation.inception.load_inception", absent)
+    asked = with_inception(tiny_preset, kid_subsets=3)
+    with pytest.raises(UsageError, match=r"no Inception weights.*--evaluate\.kid-subsets 0"):
+        run(asked, tmp_path / "run", until="evaluate", tell=lambda line: None, progress=False)
+    assert not (tmp_path / "run").exists()

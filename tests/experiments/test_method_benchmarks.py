@@ -68,7 +68,7 @@ def test_the_verdict_is_that_of_its_limits():
     verdict = runpy.run_path(str(BENCHMARKS / "against_baseline.py"))["verdict"]
 
     def judged(**changes):
-        figures = {"ours": 0.4, "before": 0.45, "mmd": 0.12, "variation": 0.9} | changes
+        figures = {"ours": 0.4, "before": 0.45, "mmd": 0.12, "variation": 0.9, "steps": 100} | changes
         rows = {
             "mdm": (figures["before"], 0.1, 1.0),
             "finetuned": (figures["ours"], figures["mmd"], figures["variation"]),
@@ -78,7 +78,8 @@ def test_the_verdict_is_that_of_its_limits():
             name: {"distance": {"mean": distance}, "mmd": [mmd, 0.01], "total_variation": variation}
             for name, (distance, mmd, variation) in rows.items()
         }
-        costs = {"compute_seconds_ours": 10.0, "compute_seconds_baseline": 10.0}
+        costs = {"compute_seconds_ours": 10.0, "compute_seconds_baseline": 8.0, "compute_seconds": {"mdm": 4.0}}
+        costs["steps"] = {"mdm": 40, "dm": figures["steps"]}
         return all(met for _, met in verdict({"rows": table, **costs}).values())
 
     assert judged()
@@ -86,6 +87,7 @@ def test_the_verdict_is_that_of_its_limits():
     assert not judged(ours=0.46)
     assert not judged(mmd=0.126)
     assert not judged(variation=0.84)
+    assert not judged(steps=98)
 
 
 def test_few_steps(tiny, out, capsys, tmp_path):

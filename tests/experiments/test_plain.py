@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from namm.errors import UsageError
 from namm.experiments.plain import changes, digest, from_yaml, plain, read_yaml, to_yaml
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
+from namm.experiments.settings import with_seed
 from namm.experiments.stages import STAGES, stage_keys, stages_until
 
 ALL = [(experiment, name) for experiment in EXPERIMENTS for name in PRESETS]
@@ -186,3 +187,31 @@ def test_a_whole_run_ends_with_its_report():
     names = [stage.name for stage in stages_until(None, preset("burgers").settings)]
     assert names == [stage.name for stage in stages_until("report", preset("burgers").settings)]
     assert names[-2:] == ["evaluate", "report"]
+
+
+def test_a_counter_of_other_content_is_another_rule(tmp_path):
+    path = tmp_path / "counter.safetensors"
+    s = preset("count").settings
+    s = replace(s, data=replace(s.data, counter=str(path)))
+    path.write_bytes(b"one")
+    before = stage_keys(s)
+    assert stage_keys(s) == before
+    path.write_bytes(b"two")
+    assert all(stage_keys(s)[name] != key for name, key in before.items())
+
+
+@pytest.mark.parametrize("wrong", [{"n": 0}, {"subset": 1}, {"mmd_subsets": 0}, {"kid_subsets": -1}, {"n_fid": -1}])
+def test_an_evaluation_of_nothing_is_refused(wrong):
+    with pytest.raises(UsageError, match="evaluate: "):
+        replace(preset("burgers").settings.evaluate, **wrong)
+
+
+def test_every_seed_follows_one():
+    s = preset("burgers").settings
+    assert with_seed(s, 0) == s
+    seeds = [
+        {t.data.seed, t.samples.seed + 100, t.evaluate.seed + 100, t.map.train.seed, t.dm.train.seed}
+        for t in (with_seed(s, k) for k in range(4))
+    ]
+    assert all(len(own) == 3 for own in seeds)  # one of data and trainings, one of either set of samples
+    assert len(set().union(*({x for x in own if x >= 100} for own in seeds))) == 8

@@ -12,6 +12,7 @@ import pytest
 import torch
 from sample_file_child import source, write
 
+from namm.constraints import TotalFlux
 from namm.errors import DataError, RunFolderError, UsageError
 from namm.generative import DPMSolver
 from namm.generative.sample_file import SampleFile, write_samples
@@ -135,3 +136,32 @@ def test_what_is_no_file_of_samples_is_refused(tmp_path):
     )
     with SampleFile(plain) as file, pytest.raises(DataError, match="without a constraint"):
         _ = file.distances
+
+
+def test_the_batch_size_is_that_of_the_model(tmp_path, monkeypatch):
+    mirrored, seen = source(), []
+    sample = mirrored.model.sample
+
+    def watched(n, **options):
+        seen.append((n, options["batch_size"]))
+        return sample(n, **options)
+
+    monkeypatch.setattr(mirrored.model, "sample", watched)
+    write_samples(tmp_path / "a.h5", mirrored, 100, seed=5, description={}, batch_size=8, sampler=DPMSolver(3))
+    assert seen == [(64, 8), (36, 8)]
+
+
+def test_a_file_without_distances_is_not_one_with_them(tmp_path):
+    write_samples(tmp_path / "a.h5", source(), 4, seed=5, description={}, sampler=DPMSolver(3))
+    with pytest.raises(RunFolderError, match="rule"):
+        write_samples(
+            tmp_path / "a.h5", source(), 4, seed=5, description={}, sampler=DPMSolver(3), constraint=TotalFlux(3.0)
+        )
+
+
+def test_samples_that_are_not_finite_are_refused(tmp_path):
+    mirrored = source()
+    mirrored.model.scale.fill_(torch.inf)
+    with pytest.raises(DataError, match=r"sample 7 is not finite.*predict v"):
+        write_samples(tmp_path / "a.h5", mirrored, 4, seed=5, first=7, description={}, sampler=DPMSolver(3))
+    assert not (tmp_path / "a.h5").exists()

@@ -63,7 +63,7 @@ def _run(command: str, arguments: list[str]) -> int:
     except NammError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _fail("interrupted.", 1)
+        return _fail("interrupted; the same command goes on where this one stopped.", 1)
     except BrokenPipeError:  # the output went to a program that has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -86,7 +86,9 @@ def main(arguments: list[str]) -> int:
         raise UsageError(
             f"a run is evaluated with its own settings, without {unknown[0]}; a file needs --against FILE."
         )
-    rows = [_run_rows(find_run(name)) for name in rest]
+    runs = [find_run(name) for name in rest]
+    _require_alike(runs)
+    rows = [_run_rows(run) for run in runs]
     if len(rows) == 1:
         _show(_single(rows[0]), rest[0])
     else:
@@ -95,6 +97,22 @@ def main(arguments: list[str]) -> int:
 
 
 # Runs
+
+
+def _require_alike(runs: Sequence[Path]) -> None:
+    """Refuse to average over runs whose figures mean different things."""
+    from dataclasses import replace
+
+    from namm.experiments.folder import SETTINGS
+    from namm.experiments.plain import read_yaml
+
+    chosen = [read_yaml(run / SETTINGS) for run in runs]
+    kinds = {(each.experiment, replace(each.settings.evaluate, seed=0)) for each in chosen}
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{', '.join(map(str, runs))} are not of one experiment with one way of evaluating, seeds aside: evaluate "
+            "them one by one."
+        )
 
 
 def _run_rows(run: Path) -> dict[str, Row]:

@@ -55,7 +55,7 @@ def carry_out(
     if isinstance(settings, int):
         return settings
     stages_until(until, settings)
-    chosen = replace(base, settings=settings)
+    chosen = replace(base, settings=_placed(settings))
     folder = Path(own.get("out", Path("runs") / chosen.experiment))
 
     from namm.experiments.run import run
@@ -82,6 +82,12 @@ def _base(command: str, name: str | None, own: dict[str, str]) -> Preset:
                 f"{own['config']} is for the {what} {found!r}, not {asked!r}: leave {asked!r} out, or use another file."
             )
     return base
+
+
+def _placed(settings: Settings) -> Settings:
+    """The settings with paths that mean the same from every folder."""
+    counter = getattr(settings.data, "counter", "")
+    return replace(settings, data=replace(settings.data, counter=str(Path(counter).resolve()))) if counter else settings  # type: ignore[call-arg]
 
 
 def _settings(prog: str, base: Preset, arguments: list[str], help_: str) -> Settings | int:

@@ -7,7 +7,7 @@
     projected    the baseline's samples, projected on the rule's set, where the rule has a projection
     repaired     the baseline's samples through g and the finetuned f
 
-All are compared with the same held-out images, and both models are run by the same sampler from the same seed.
+All are compared with the same reference images, and both models are run by the same sampler from the same seed.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,11 +23,13 @@ from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, map_images
 from namm.datasets.store import Store
-from namm.evaluation import Scores, compare
+from namm.evaluation import Extractor, compare, fid, kid, picture_for
+from namm.evaluation.rows import View
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.folder import read_record
 from namm.experiments.model_stage import EQUAL_COMPUTE
+from namm.experiments.settings import EvaluateSettings
 from namm.experiments.stages import Outcome, Work
 from namm.experiments.trained import Trained, describe_samples, device
 from namm.files import write_json
@@ -50,20 +53,36 @@ def make_evaluation(work: Work) -> Outcome:
         rule, before, after = trained.rule(), trained.mirror("map"), trained.mirror("finetune")
         ours = stack.enter_context(_samples(work, OURS, trained.source("mdm", after), rule))
         baseline = stack.enter_context(_samples(work, BASELINE, trained.source("dm", IdentityMap()), rule))
+        extractor = _extractor(work, rule)
         rows = {
-            name: compare(
-                images,
-                _reference(work, store),
-                rule,
-                subsets=settings.mmd_subsets,
-                size=settings.subset,
-                seed=settings.seed,
-                device=device(),
-            )
+            name: _scores(settings, images, store[settings.reference], rule, extractor)
             for name, images in _rows(work, store, rule, before, after, ours, baseline)
         }
-    write_json(work.folder / METRICS, {"rows": {name: asdict(scores) for name, scores in rows.items()}, **_costs(work)})
+    write_json(work.folder / METRICS, {"rows": rows, **_costs(work)})
     return Outcome(_headline(rows), (METRICS, OURS, BASELINE))
+
+
+def _scores(
+    settings: EvaluateSettings, images: Images, reference: Images, rule: Constraint, extractor: Extractor | None
+) -> dict[str, Any]:
+    """Everything that is asked of one row; FID alone may take more images than the rest."""
+    first = View(images, np.arange(min(settings.n, images.shape[0])))
+    how = {"size": settings.subset, "seed": settings.seed}
+    scores = asdict(compare(first, reference, rule, subsets=settings.mmd_subsets, device=device(), **how))
+    if settings.kid_subsets:
+        scores["kid"] = kid(reference, first, extractor, subsets=settings.kid_subsets, **how)
+    if settings.n_fid and images.shape[0] >= settings.n_fid:  # of fewer images FID is larger: no floor to compare with
+        among = np.arange(settings.n_fid)
+        scores["fid"] = fid(View(reference, among), View(images, among), extractor)
+    return scores
+
+
+def _extractor(work: Work, rule: Constraint) -> Extractor | None:
+    """Inception with the rule's kind of picture, if it is needed."""
+    settings = work.settings.evaluate
+    if not (settings.kid_subsets or settings.n_fid):
+        return None
+    return Extractor(picture_for(rule), cache=work.folder / "features", device=device())
 
 
 def _rows(
@@ -90,14 +109,10 @@ def _mapped(function: Any, images: Images, name: str) -> Images:
     return map_images(function, images, device(), name)
 
 
-def _reference(work: Work, store: Store) -> Images:
-    return store[work.settings.evaluate.reference]
-
-
 def _others(work: Work, store: Store) -> Images:
     """Real images that are not the reference, as many as there are samples."""
     split = "train" if work.settings.evaluate.reference == "test" else "test"
-    return store[split][: work.settings.evaluate.n]
+    return View(store[split], np.arange(min(work.settings.evaluate.drawn, store.sizes[split])))
 
 
 def _samples(work: Work, name: str, source: Mirrored, rule: Constraint) -> SampleFile:
@@ -106,7 +121,7 @@ def _samples(work: Work, name: str, source: Mirrored, rule: Constraint) -> Sampl
     write_samples(
         work.folder / name,
         source,
-        settings.n,
+        settings.drawn,
         seed=settings.seed,
         description=describe_samples(source, settings.sampler),
         constraint=rule,
@@ -128,13 +143,13 @@ def _costs(work: Work) -> dict[str, Any]:
     }
 
 
-def _headline(rows: dict[str, Scores]) -> dict[str, float]:
+def _headline(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     ours, baseline = rows["finetuned"], rows["dm"]
     return {
-        "distance_ours": ours.distance.mean,
-        "distance_baseline": baseline.distance.mean,
-        "mmd_ours": ours.mmd.mean,
-        "mmd_baseline": baseline.mmd.mean,
-        "mmd_data": rows["data"].mmd.mean,
-        "total_variation_ours": ours.total_variation,
+        "distance_ours": ours["distance"]["mean"],
+        "distance_baseline": baseline["distance"]["mean"],
+        "mmd_ours": ours["mmd"][0],
+        "mmd_baseline": baseline["mmd"][0],
+        "mmd_data": rows["data"]["mmd"][0],
+        "total_variation_ours": ours["total_variation"],
     }

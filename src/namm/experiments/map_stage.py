@@ -8,6 +8,7 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, in_chunks
+from namm.evaluation import total_variation
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.stages import Outcome, Work
@@ -76,8 +77,8 @@ def measure(mirror: MirrorMap, constraint: Constraint, images: Images, sigma: fl
             "distance_cycle": constraint(there_and_back),
             "error": _mean(x - there_and_back),
             "size": _mean(x),
-            "variation": _variation(mapped),
-            "variation_data": _variation(x),
+            "variation": total_variation(mapped),
+            "variation_data": total_variation(x),
             "spread": mapped.flatten(1).std(1),
             "spread_data": x.flatten(1).std(1),
         }
@@ -100,8 +101,3 @@ def _ratio(a: float, b: float) -> float:
 def _mean(x: Tensor) -> Tensor:
     """Mean |x| of each image."""
     return x.abs().flatten(1).mean(1)
-
-
-def _variation(x: Tensor) -> Tensor:
-    """Total variation of each image: mean absolute difference of neighbours along both axes."""
-    return _mean(x.diff(dim=-1)) + _mean(x.diff(dim=-2))

@@ -5,7 +5,8 @@ its mirrored counterpart does, being that of the same network on images of the s
 
     steps = (compute seconds of everything it is compared with) / (compute seconds of a step of its counterpart),
 
-which is right to within one step, however busy the machine was.
+which is right to within one step if the machine was equally busy in all of these; how busy it is while the baseline
+trains does not matter.
 """
 
 from collections.abc import Sequence

@@ -154,6 +154,7 @@ def _paper(experiment: str) -> Settings:
         finetune=FinetuneSettings(sigma_max=sigma_max, weights=weights, train=replace(train, budget=budgets[2])),
         dm=BaselineSettings(equal_compute=False, train=score_training(budgets[3])),
         evaluate=EvaluateSettings(reference="train" if experiment == "flux" else "test"),
+        vae=VAESettings(train=TrainSettings(budget="600 epochs", betas=(0.9, 0.999))),
     )
 
 
@@ -237,11 +238,12 @@ def _demo(experiment: str) -> Settings:
         schedule="cosine",
         warmup_steps=20,
         ema_decay=0.99,
-        checkpoint_seconds=10.0,
+        validations=4,
+        checkpoint_seconds=20.0,
     )
     score = replace(
         train,
-        budget="1.7 minutes",
+        budget="1.6 minutes",
         batch_size=32,
         learning_rate=2e-3,
         betas=(0.9, 0.999),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from namm.errors import RunFolderError, UsageError
+from namm.errors import DataError, RunFolderError, UsageError
 from namm.experiments.folder import (
     Record,
     claim_run,
@@ -121,6 +121,13 @@ def _check_evaluation(settings: Settings) -> None:
                 f"data.n_{split} is {n}, and the evaluation takes subsets of {asked.subset} images (evaluate.subset) "
                 "of it: ask for more images or for smaller subsets."
             )
+    if (n := settings.data.sizes[asked.reference]) < asked.n_fid:
+        raise UsageError(
+            f"evaluate.n_fid is {asked.n_fid} and data.n_{asked.reference} is {n}: FID compares equal numbers of "
+            "images. Ask for fewer, or draw more."
+        )
+    if asked.kid_subsets or asked.n_fid:
+        _require_inception()
     if asked.n < asked.subset:
         raise UsageError(
             f"evaluate.n is {asked.n}, fewer than the {asked.subset} images of a subset (evaluate.subset): "
@@ -134,3 +141,14 @@ def _require_one_process() -> None:
             "a run is one process and this is one of several: start it without torchrun. "
             "(`namm.train_map` itself trains on several.)"
         )
+
+
+def _require_inception() -> None:
+    from namm.evaluation.inception import load_inception
+
+    try:
+        load_inception()
+    except DataError as error:
+        raise UsageError(
+            f"{error} To go without: --evaluate.kid-subsets 0 --evaluate.n-fid 0, or --until dm for now."
+        ) from error

@@ -216,6 +216,22 @@ class EvaluateSettings:
     sampler: SamplerSettings = field(default_factory=SamplerSettings)
     seed: int = 2
 
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.subset < 2 or self.mmd_subsets < 1:
+            raise UsageError(
+                f"evaluate: n and mmd_subsets must be 1 or more and subset 2 or more, not {self.n}, {self.mmd_subsets} "
+                f"and {self.subset}."
+            )
+        if self.kid_subsets < 0 or self.n_fid < 0:
+            raise UsageError(
+                f"evaluate: kid_subsets and n_fid must be 0 or more, not {self.kid_subsets} and {self.n_fid}."
+            )
+
+    @property
+    def drawn(self) -> int:
+        """Samples of each model."""
+        return max(self.n, self.n_fid)
+
 
 @dataclass(frozen=True)
 class Settings:

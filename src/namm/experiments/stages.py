@@ -6,6 +6,7 @@ the same work; when a setting changes, the keys of that stage and of everything 
 Imports no torch: keys are computed, and stages listed, by commands that must answer at once.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -81,6 +82,12 @@ def _lazily(module: str, function: str) -> Callable[[Work], Outcome]:
     return call
 
 
+def _contents(settings: Settings) -> dict[str, str]:
+    """Hashes of the files that the data's settings name, whose contents may change under one name."""
+    name = getattr(settings.data, "counter", "")
+    return {"counter": hashlib.sha256(Path(name).read_bytes()).hexdigest()} if name and Path(name).is_file() else {}
+
+
 def _learning(
     part: MapSettings | ModelSettings | FinetuneSettings | BaselineSettings | VAESettings,
 ) -> dict[str, Any]:
@@ -98,7 +105,7 @@ STAGES = {
         Stage(
             "data",
             (),
-            lambda s: plain(s.data),
+            lambda s: plain(s.data) | _contents(s),
             _lazily("data_stage", "make_data"),
             ("images", "shape", "distance_mean", "distance_max"),
         ),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
+from shlex import quote
 from typing import Self
 
 import torch
@@ -79,7 +80,8 @@ def untrained(stage: str, settings: Settings, shape: Shape) -> Diffusion | VAE:
     """The model of `stage` with its first weights."""
     if stage in AUTOENCODERS:
         return build.vae(settings.vae, shape)
-    return build.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, settings.mdm.train.seed)
+    seed = (settings.dm if stage == "dm" else settings.mdm).train.seed
+    return build.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, seed)
 
 
 def complete_stage(run: Path, stage: str) -> Path:
@@ -89,7 +91,7 @@ def complete_stage(run: Path, stage: str) -> Path:
         reason = {"partial": "was cut short", "stale": "was made with other settings"}.get(state, "has not been run")
         raise RunFolderError(
             f"the stage {stage!r} of {run} {reason}: "
-            f"`namm run --config {run / SETTINGS} --out {run} --until {stage}` completes it."
+            f"`namm run --config {quote(str(run / SETTINGS))} --out {quote(str(run))} --until {stage}` completes it."
         )
     return run / stage
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 from namm._version import __version__
 from namm.constraints import Constraint
@@ -56,8 +57,7 @@ def write_samples(
         description: What else tells these samples from others: which weights, which sampler. Kept as attributes.
         constraint: ℓ, to be measured on every sample.
         first: Number of the first sample, to go on where another file ends.
-        batch_size: Samples made together, rounded up to a multiple of 64; by default as many as have a million pixels
-            together, but no more than 256.
+        batch_size: Samples made together; by default as many as have a million pixels together, but no more than 256.
         progress: Show a progress bar, where there is a terminal.
         options: Of `source.model.sample`, such as `sampler`.
     """
@@ -69,13 +69,15 @@ def write_samples(
     arrays = {"images": (n, *shape), "mirror_images": (n, *shape), "seconds": (n,)}
     if constraint is not None:
         arrays["distances"] = (n,)
-    header = {"samples": n, "first": first, "seed": seed, **description, "namm_version": __version__}
+    rule = "none" if constraint is None else constraint.name
+    header = {"samples": n, "first": first, "seed": seed, "rule": rule, **description, "namm_version": __version__}
 
     def make(start: int, stop: int) -> dict[str, np.ndarray]:
         began = time.perf_counter()
         count = stop - start
-        asked = {"generator": seed, "first": first + start, "batch_size": count, "progress": False}
+        asked = {"generator": seed, "first": first + start, "batch_size": min(size, count), "progress": False}
         x, y = source.sample_pairs(count, **asked, **options)
+        _require_finite(x, first + start)
         made = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy()}
         made["seconds"] = np.full(count, (time.perf_counter() - began) / count)
         if constraint is not None:
@@ -101,6 +103,16 @@ def write_samples(
 
     partial.grow(Path(path), arrays, header, fill)
     return Path(path)
+
+
+def _require_finite(x: Tensor, first: int) -> None:
+    bad = (~torch.isfinite(x).flatten(1).all(1)).nonzero()
+    if len(bad):
+        raise DataError(
+            f"sample {first + int(bad[0])} is not finite, like {len(bad)} of the {len(x)} made together: the model has "
+            "not learned enough for this sampler. Train it longer, let it predict v (mdm.diffusion.prediction), or "
+            "choose another sampler or more steps."
+        )
 
 
 class SampleFile:

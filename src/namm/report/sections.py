@@ -271,6 +271,7 @@ def _again(c: Contents) -> Markup:
     where = shlex.quote(c.name)
     return section(
         "Doing it again",
+        paragraph("In the folder that holds the run:"),
         html.code(f"namm run --config {where}/settings.yaml --out {shlex.quote(c.name + '-again')}"),
         paragraph(
             "On a CPU, the same version, settings and steps give the same numbers to the last bit. A budget in minutes "
