@@ -25,7 +25,11 @@ GAP = 4  # pixels between images
 
 
 def shown(dataset: Dataset, images: Tensor) -> Tensor:
-    """What is looked at, each image scaled to [0, 1]: (B, H, W). Of a flow that is its first state's vorticity."""
+    """What is looked at, scaled to [0, 1], each image by itself: (B, H, W).
+
+    Of a flow that is its first state's vorticity; flows are scaled together, so that 0 has one colour and strong
+    vortices look strong.
+    """
     if isinstance(dataset, KolmogorovFlow):
         states = vorticity(cut(images, dataset.size), dataset.grid.spacing).unsqueeze(-3)
         images = lay_out(states[:, :1, :1])

@@ -153,6 +153,10 @@ def test_precision_and_autocast():
     assert inside.dtype == torch.float32
     assert torch.equal(inside, rule(x))
     torch.testing.assert_close(rule(x.double()).float(), rule(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = rule.residual(x)
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, rule.residual(x))
 
 
 def test_the_rule_names_itself_and_its_numbers():
@@ -179,7 +183,10 @@ def test_data_are_judged_by_the_mean_miscount_over_the_count():
     with pytest.raises(DataError, match=r"off 8 by 1 on average over 4 images.*0\.8 is allowed"):
         other.require_obeyed()
     assert other.require_obeyed(0.2) is other
-    assert replace(report, count=0.0).floor_ratio == pytest.approx(0.25)
+    none = replace(report, count=0.0)
+    assert none.floor_ratio == pytest.approx(0.25)
+    with pytest.raises(DataError, match=r"off 0 by 0\.25 on average.*; 0\.1 is allowed"):
+        none.require_obeyed()
 
 
 # From settings

@@ -56,7 +56,8 @@ def test_an_image_depends_on_seed_split_and_number_alone():
     assert len({block.numpy().tobytes() for block in (*others, together[:64])}) == 4
 
 
-def test_the_number_of_threads_changes_nothing():
+def test_the_number_of_threads_changes_nothing(monkeypatch):
+    monkeypatch.setattr("namm.simulators.accretion.GRAIN", 1000)  # three images to a piece
     recipe, threads = BlackHoles(size=12), torch.get_num_threads()
     try:
         torch.set_num_threads(1)

@@ -100,6 +100,8 @@ def test_seeds_splits_and_blocks_are_different_streams():
         ({"blur": 0.0}, "positive width"),
         ({"size": 1}, "size must be 2 or more"),
         ({"separation": -1.0}, "separation 0 or more"),
+        ({"peak": math.inf}, "peak finite"),
+        ({"peak": math.nan}, "raise peak"),
     ],
 )
 def test_numbers_that_make_no_image_are_refused(fields, message):

@@ -1,5 +1,6 @@
 """Kolmogorov images: which states they hold, their divergence, their statistics, and what a seed means."""
 
+import math
 from dataclasses import fields
 
 import numpy as np
@@ -118,6 +119,8 @@ def test_the_dataset_is_known_by_name_and_by_its_settings():
         ({"dt": 0.025}, r"crosses 0\.764 cells.*dt of at most 0\.0229"),
         ({"start": 0.333}, "start must be a whole number of steps"),
         ({"start": -1.0}, "start must be .* 0 or more"),
+        ({"start": math.inf}, "start must be .* finite"),
+        ({"start": math.nan}, "start must be .* finite"),
     ],
 )
 def test_settings_without_meaning_are_refused(bad, words):

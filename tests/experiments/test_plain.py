@@ -162,6 +162,9 @@ def test_a_changed_setting_changes_the_keys_of_its_stage_and_of_what_depends_on_
     assert changed_stages(s, replace(s, vae=replace(s.vae, latent=5))) == ["mvae", "vae"]
     assert changed_stages(s, replace(s, evaluate=replace(s.evaluate, n=5))) == ["evaluate", "report"]
     own = replace(s, dm=replace(s.dm, equal_compute=False))
+    longer = replace(s, dm=replace(s.dm, train=replace(s.dm.train, budget="9 steps")))
+    assert changed_stages(s, longer) == []
+    assert changed_stages(own, replace(longer, dm=replace(longer.dm, equal_compute=False)))[0] == "dm"
     finetuned = replace(own, finetune=replace(own.finetune, sigma_max=0.2))
     assert changed_stages(own, finetuned) == ["finetune", "evaluate", "report"]
 

@@ -57,6 +57,14 @@ def test_the_exact_posterior_is_calibrated_and_dps_is_overconfident():
     assert shares[1] < 0.6
 
 
+def test_the_truth_is_compared_in_the_samples_type():
+    """A truth in float64 that the samples hit exactly, in float32, lies inside their interval."""
+    truth = torch.rand(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    covered = coverage(truth.float()[:, None].expand(8, 19, 3), truth)
+    assert covered.tolist() == [1.0, 1.0, 1.0]
+    assert covered.dtype == torch.float
+
+
 @pytest.mark.parametrize(
     ("samples", "truth", "level", "error", "message"),
     [

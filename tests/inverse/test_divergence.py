@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from posterior_oracles import GAUSSIAN, OPERATOR, SEEN, bent, draw, level, problem
 
+from namm.constraints import Constraint, DivergenceFree, constraint
 from namm.errors import DataError, UsageError
 from namm.generative import VAE, Mirrored
 from namm.inverse import (
@@ -131,6 +133,11 @@ def sum_by_numpy(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(x.detach().numpy().sum(3))
 
 
+@constraint
+def level_by_numpy(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.abs(x.detach().numpy().mean((1, 2, 3))))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -141,6 +148,13 @@ def sum_by_numpy(x: torch.Tensor) -> torch.Tensor:
         ({"operator": sum_by_numpy}, UsageError, "not an Operator"),
         ({"operator": Columns((5,))}, DataError, "columns 0 to 2"),
         ({"noise": GaussianNoise(torch.ones(3))}, DataError, "does not fit"),
+        ({"noise": 0.1}, UsageError, r"GaussianNoise\(std=0\.1\), not 0\.1"),
+        ({"measurement": [[0.0, 1.0]]}, UsageError, r"a tensor \(M, …\), not list"),
+        ({"constraint": DivergenceFree()}, DataError, r"\(1, 1, 1, 3\)"),
+        ({"guidance": DPSGuidance(0.1, DivergenceFree())}, DataError, r"\(1, 1, 1, 3\)"),
+        ({"constraint": sum_by_numpy}, UsageError, r"not a Constraint.*constraint\(fn\)"),
+        ({"guidance": DPSGuidance(0.1, sum_by_numpy)}, UsageError, "not a Constraint"),
+        ({"guidance": DPSGuidance(0.1, level_by_numpy)}, UsageError, "level_by_numpy cannot guide"),
         ({"n": 0}, UsageError, "n must be at least 1"),
         ({"retries": -1}, UsageError, "retries"),
         ({"batch_size": 0}, UsageError, "batch_size"),
@@ -156,6 +170,29 @@ def test_mistakes_are_named_before_sampling(options, error, message):
     settings = {"prior": prior, "measurement": SEEN, "operator": OPERATOR, "noise": GAUSSIAN} | options
     with pytest.raises(error, match=message):
         sample_posterior(**settings)
+
+
+def test_rules_are_moved_to_the_models_device():
+    class Elsewhere(Constraint):
+        moved = None
+
+        def to(self, device):
+            self.moved = device
+            return self
+
+        def distance(self, x):
+            assert self.moved == x.device
+            return x.square().mean((1, 2, 3))
+
+    measured, guiding = Elsewhere(), Elsewhere()
+    found = draw(bent(), n=2, constraint=measured, guidance=DPSGuidance(0.01, guiding, 1.0))
+    assert torch.equal(found.distance[0], found.samples[0].square().mean((1, 2, 3)))
+    assert measured.moved == guiding.moved == torch.device("cpu")
+
+
+def test_a_rule_without_gradient_can_be_measured():
+    found = draw(bent(), n=2, constraint=level_by_numpy)
+    assert torch.equal(found.distance[0], found.samples[0].mean((1, 2, 3)).abs())
 
 
 def test_a_map_without_gradient_is_named():

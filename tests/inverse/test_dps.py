@@ -23,15 +23,19 @@ from posterior_oracles import (
 )
 from torch import nn
 
+from namm.errors import UsageError
 from namm.generative import DDIM, Ancestral
 from namm.inverse import (
     AncestralSteps,
     DDIMSteps,
     DPSGuidance,
     Evidence,
+    GaussianNoise,
     OfficialSteps,
+    Operator,
     guided_step,
     reverse,
+    sample_posterior,
 )
 
 # The exact likelihood score gives the exact posterior
@@ -153,6 +157,28 @@ def test_the_gradient_runs_through_everything(guidance):
         assert shift[:, 0, 0, pixel].numpy() == pytest.approx(-0.2 * slope, rel=1e-6, abs=1e-8)
 
 
+def test_the_papers_zeta_is_one_of_data_that_are_not_standardised():
+    """y ← y − ζ ∇_y ‖m − A(x̂)‖_Γ with the paper's ζ, the gradient with respect to y = 2.5 u + 0.4 itself."""
+    prior = bent()
+    model, step = prior.model, DDIMSteps(20).table(prior.model)[12]
+    u = torch.randn(4, 1, 1, PIXELS, dtype=torch.double)
+    evidence = Evidence(torch.randn(4, 2, dtype=torch.double), OPERATOR, GAUSSIAN)
+    y = (2.5 * u + 0.4).requires_grad_()
+    denoised = model.denoise((y - 0.4) / 2.5, torch.full((4,), step.t, dtype=torch.double))
+    norm = evidence.norm(prior.mirror.to_data(2.5 * denoised + 0.4))
+    expected = -0.1 * torch.autograd.grad(norm.sum(), y)[0]
+
+    ours = DPSGuidance.of_paper(0.1, model)
+    stepped, plain = (
+        guided_step(u, step, model, prior.mirror.to_data, guidance, evidence) for guidance in (ours, DPSGuidance(0.0))
+    )
+    assert torch.allclose(2.5 * (stepped - plain), expected, rtol=1e-9, atol=1e-12)
+    guided = DPSGuidance.of_paper(0.1, model, constraint=level, weight=3.0)
+    assert (guided.zeta, guided.constraint, guided.weight) == (ours.zeta, level, 3.0)
+    with pytest.raises(UsageError, match=r"prior\.model, not a Mirrored"):
+        DPSGuidance.of_paper(0.1, prior)
+
+
 def test_the_constraint_is_measured_and_guides():
     prior, _ = problem(mirrored=False)
     options = {"n": 64, "steps": DDIMSteps(100), "constraint": level}
@@ -178,6 +204,26 @@ def test_many_measurements_are_many_single_ones():
         assert torch.allclose(together.chi2[j], alone.chi2[0])
     assert not torch.allclose(together.samples, draw(prior, many, n=4, generator=1).samples)
     assert draw(prior.float(), many, n=2).samples.dtype == torch.float
+
+
+class Shaky(Operator):
+    """The image, without half of its pixels in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def measure(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(x)
+
+
+def test_an_operator_measures_in_evaluation_mode():
+    calm, shaky = Shaky().eval(), Shaky().train()
+    seen, options = torch.zeros(1, 1, 1, PIXELS), {"n": 2, "steps": DDIMSteps(5), "generator": 0}
+    expected, found = (sample_posterior(bent(), seen, A, GaussianNoise(1.0), **options) for A in (calm, shaky))
+    assert torch.equal(found.samples, expected.samples)
+    assert torch.equal(found.chi2, expected.chi2)
+    assert shaky.dropout.training
 
 
 def test_the_models_mode_and_gradients_are_left_alone():

@@ -56,6 +56,7 @@ def test_masks_keep_what_was_observed(height, width, channels, batch):
     filled = A.fill(A(x), (channels, height, width))
     assert torch.equal(filled[..., mask], x[..., mask])
     assert filled[..., ~mask].isnan().all()
+    assert torch.equal(A.fill(A(x), [channels, height, width], 0.0), filled.nan_to_num(0.0))
 
 
 def test_states_are_those_laid_out():
@@ -121,6 +122,8 @@ def test_reduced_precision_is_not_used():
         (lambda: GaussianNoise(float("nan")), "finite"),
         (lambda: GaussianNoise(covariance=torch.ones(2, 3)), "square"),
         (lambda: GaussianNoise(covariance=torch.tensor([[1.0, 0.5], [0.0, 1.0]])), "symmetric"),
+        (lambda: GaussianNoise(covariance=torch.ones(0, 0)), "square"),
+        (lambda: GaussianNoise(covariance=torch.tensor([[1.0, 1e-5], [0.0, 1.0]])), "symmetric"),
         (lambda: GaussianNoise(covariance=torch.ones(2, 2)), "positive definite"),
     ],
 )
@@ -188,6 +191,38 @@ def test_noise_is_that_of_its_covariance(kind):
     scales = np.sqrt(np.diag(covariance))
     measured = np.cov(draws.flatten(1).numpy().T)
     assert np.abs((measured - covariance) / np.outer(scales, scales)).max() <= 0.05
+
+
+@given(seed=st.integers(0, 10_000), scale=st.floats(1e-6, 1e6))
+def test_a_covariance_may_be_symmetric_but_for_rounding(seed, scale):
+    """Next to zeros a rounding error is a large share of a value. The root is that of the symmetric part."""
+    root, rounding = double(4, 4, seed=seed), 4e-7 * double(4, 4, seed=seed + 1).tanh()
+    covariance = scale * (root @ root.mT + torch.eye(4) + rounding)
+    noise, residual = GaussianNoise(covariance=covariance), double(3, 4)
+    middle, r = ((covariance + covariance.mT) / 2).numpy(), residual.numpy()
+    expected = np.einsum("bi,bi->b", r, np.linalg.solve(middle, r.T).T)
+    assert noise.chi2(residual).numpy() == pytest.approx(expected, rel=1e-10)
+    GaussianNoise(covariance=torch.tensor([[scale, 1e-7 * scale], [0.0, scale]], dtype=torch.double))
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise(0.5), GaussianNoise(covariance=torch.eye(3) / 4)], ids=["std", "full"])
+def test_noise_is_copied_once_for_each_device_and_type(noise):
+    """Also where the copy is made in inference mode, and gradients are asked for afterwards."""
+    with torch.inference_mode():
+        assert torch.equal(noise.chi2(torch.ones(2, 3)), torch.full((2,), 12.0))
+    residual = torch.ones(2, 3, requires_grad=True)
+    assert torch.equal(torch.autograd.grad(noise.chi2(residual).sum(), residual)[0], torch.full((2, 3), 8.0))
+    assert noise._root_for(residual) is noise._root_for(torch.zeros(5, 3))
+    assert noise._root_for(residual.double()).dtype == torch.double
+
+
+def test_noise_is_drawn_in_full_precision():
+    noise, like = GaussianNoise(covariance=torch.eye(3) + 0.5), torch.zeros(4, 3)
+    expected = noise.sample(like, torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = noise.sample(like, torch.Generator().manual_seed(0))
+    assert found.dtype == torch.float
+    assert torch.equal(found, expected)
 
 
 def test_a_perfect_fit_has_no_pull():

@@ -1,6 +1,7 @@
 """Doppler and gravitational shift against closed forms; symmetries, convergence and spirals of the images."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -203,10 +204,28 @@ def test_the_random_field_is_read_off_linearly_and_periodically():
     np.testing.assert_allclose(ours, map_coordinates(delta.numpy(), places, order=1, mode="grid-wrap"), atol=1e-9)
 
 
-def test_images_do_not_depend_on_the_batch_they_are_in():
+def test_images_do_not_depend_on_the_batch_they_are_in(monkeypatch):
+    monkeypatch.setattr("namm.simulators.accretion.GRAIN", 2400)  # two images to a piece
     rng = torch.Generator().manual_seed(3)
     gas = flow(inclination=[0.2, 0.6, 1.0, 1.4, 2.0, 0.4, 0.1], turbulence=0.7)
     delta = eddies(7, generator=rng)
     together = images(gas, delta, 24)
     alone = torch.cat([images(gas[i : i + 1], delta[i : i + 1], 24) for i in range(7)])
     torch.testing.assert_close(together, alone, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(("grain", "workers"), [(145, 3), (144, 1)])
+def test_threads_are_ours_or_pytorchs_but_not_both(monkeypatch, grain, workers):
+    """From `grain` elements on PyTorch splits operations: images of 144 pixels are then made one at a time."""
+    made = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, max_workers):
+            made.append(max_workers)
+            super().__init__(max_workers)
+
+    monkeypatch.setattr("namm.simulators.accretion.GRAIN", grain)
+    monkeypatch.setattr("namm.simulators.accretion.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    smooth_images(12, inclination=[0.1, 0.2])
+    assert made == [workers]

@@ -41,7 +41,8 @@ def test_numbered_images_are_those_of_their_recipes_and_stay_together_when_shuff
     assert numbered.shape == (210, 1, 17, 16)
     assert numbers.tolist() == [1.0] * 70 + [2.0] * 70 + [3.0] * 70
     for k, recipe in enumerate(recipes):
-        assert torch.equal(images[70 * k : 70 * k + 70], recipe.images(5, "val", 0, 70))
+        own = recipe.images(fold(5, recipe.count), "val", 0, 70)
+        assert torch.equal(images[70 * k : 70 * k + 70], own)
     known = {image.numpy().tobytes(): number for image, number in zip(images, numbers.tolist(), strict=True)}
     source = batches(numbered, Order(210, 50, seed=3), torch.device("cpu"))
     seen = []
@@ -50,6 +51,13 @@ def test_numbered_images_are_those_of_their_recipes_and_stay_together_when_shuff
         assert [known[image.contiguous().numpy().tobytes()] for image in x] == k.tolist()
         seen += k.tolist()
     assert seen != sorted(seen)
+
+
+def test_images_of_different_numbers_have_skies_of_their_own():
+    """Galaxies too faint to see leave the skies: those of one number must not be those of another."""
+    recipes = [Galaxies(size=32, count=k, signal_to_noise=-60.0, peak=0.01) for k in (1, 2, 9)]
+    skies = separate(numbered_images(recipes, 0, "train", 70))[0].double().flatten(1)
+    assert (torch.corrcoef(skies) - torch.eye(210)).abs().max() < 0.9
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 1)] * 3), min_size=1, max_size=8))

@@ -23,6 +23,7 @@ from namm.constraints.base import Constraint
 from namm.constraints.contract import ConstraintReport, finite_number
 from namm.errors import CheckpointError, DataError, UsageError
 from namm.files import write_atomically
+from namm.numerics import at_least_float32, full_precision
 
 
 class Counter(nn.Module):
@@ -112,7 +113,9 @@ class Count(Constraint):
 
     def residual(self, x: Tensor) -> Tensor:
         """Objects too many, negative for too few: (B, C, H, W) → (B, 1, 1, 1), which broadcasts against x."""
-        return cast(Tensor, self.counter(x) - self.count).reshape(-1, 1, 1, 1)
+        x = at_least_float32(x)
+        with full_precision(x):
+            return cast(Tensor, self.counter(x) - self.count).reshape(-1, 1, 1, 1)
 
     def check(self, x: Tensor, *, batch_size: int = 256, noise: float = 0.1) -> "CountReport":
         """As every constraint's, but the floor, which is the counter's own error, is judged against the count."""
@@ -153,8 +156,9 @@ class CountReport(ConstraintReport):
             return self
         raise DataError(
             f"the data break the constraint {self.name}: the counter is off {self.count:g} by {self.mean:.3g} on "
-            f"average over {self.n} images, by {self.max:.3g} at image {self.worst}; {limit * self.count:.3g} is "
-            "allowed. Count other objects, or train the counter on images like these, and longer."
+            f"average over {self.n} images, by {self.max:.3g} at image {self.worst}; "
+            f"{limit * max(self.count, 1):.3g} is allowed. Count other objects, or train the counter on images like "
+            "these, and longer."
         )
 
     def __str__(self) -> str:

@@ -5,6 +5,7 @@ The recipe is the paper's. A sky of standard deviation 8.5 is left with 0.6 afte
 to minimum 0 and maximum 1, so absolute brightness is lost: a bright source dims all others, and the sky.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,8 +41,8 @@ class Galaxies(Dataset):
     separation: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.size < 2 or not self.background > 0 or not self.separation >= 0:
-            raise UsageError(f"{self}: size must be 2 or more, background positive, separation 0 or more.")
+        if self.size < 2 or not self.background > 0 or not self.separation >= 0 or self.peak == math.inf:
+            raise UsageError(f"{self}: size must be 2 or more, background positive, separation 0 or more, peak finite.")
         require_room(self.count, self.size, self.separation)
         if not self.faintest <= self.peak:
             raise UsageError(

@@ -61,8 +61,8 @@ class KolmogorovFlow(Dataset):
                 f"{self}: the initial flow crosses {courant:.3g} cells in one dt, and steps are trusted up to "
                 f"{MAX_COURANT}. Use a dt of at most {MAX_COURANT * self.dt / courant:.3g}."
             )
-        if self.start < 0 or not math.isclose(self.start / self.dt, self.first_step, abs_tol=1e-6):
-            raise UsageError(f"{self}: start must be a whole number of steps of dt, 0 or more.")
+        if not 0 <= self.start < math.inf or not math.isclose(self.start / self.dt, self.first_step, abs_tol=1e-6):
+            raise UsageError(f"{self}: start must be a whole number of steps of dt, 0 or more and finite.")
 
     @property
     def grid(self) -> FluidGrid:

@@ -243,7 +243,7 @@ def _demo(experiment: str) -> Settings:
     )
     score = replace(
         train,
-        budget="1.6 minutes",
+        budget="1.75 minutes",
         batch_size=32,
         learning_rate=2e-3,
         betas=(0.9, 0.999),
@@ -286,7 +286,7 @@ def _demo_burgers(s: Settings) -> Settings:
     return replace(
         s,
         map=replace(
-            s.map, f=replace(s.map.f, boundary="circular"), train=replace(small, budget="0.9 minutes", milestones=5)
+            s.map, f=replace(s.map.f, boundary="circular"), train=replace(small, budget="0.75 minutes", milestones=5)
         ),
         finetune=replace(s.finetune, train=replace(s.finetune.train, budget="0.2 minutes", clip=1.0)),
     )

@@ -96,6 +96,12 @@ def _learning(
     return values | {"train": {name: value for name, value in values["train"].items() if name not in OBSERVING}}
 
 
+def _baseline(part: BaselineSettings) -> dict[str, Any]:
+    """The baseline's settings as plain values; at equal compute its own budget is not used."""
+    values = _learning(part)
+    return values | ({"train": values["train"] | {"budget": "equal compute"}} if part.equal_compute else {})
+
+
 MAIN_LINE = "report"
 """Where a run ends that is not asked to end elsewhere."""
 
@@ -140,7 +146,7 @@ STAGES = {
         Stage(
             "dm",
             ("data", "map", "mdm", "samples", "finetune"),
-            lambda s: {**_learning(s.dm), "network": plain(s.mdm.network), "diffusion": plain(s.mdm.diffusion)},
+            lambda s: {**_baseline(s.dm), "network": plain(s.mdm.network), "diffusion": plain(s.mdm.diffusion)},
             _lazily("model_stage", "make_dm"),
             ("steps", "loss", "val/loss"),
         ),

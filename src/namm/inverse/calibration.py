@@ -17,7 +17,7 @@ def coverage(samples: Tensor, truth: Tensor, level: float = 0.9) -> Tensor:
 
     Args:
         samples: (M, n, …), n samples for each of M measurements, as `Posterior.samples`.
-        truth: (M, …), what was measured.
+        truth: (M, …), what was measured, of any device and type.
         level: Of the interval, between 0 and 1. It needs at least 2/(1 − level) − 1 samples: 19 for 0.9.
 
     Returns:
@@ -30,6 +30,7 @@ def coverage(samples: Tensor, truth: Tensor, level: float = 0.9) -> Tensor:
         raise DataError(
             f"coverage needs samples (M, n, …) and truth (M, …), not {tuple(samples.shape)} and {tuple(truth.shape)}."
         )
+    truth = truth.to(samples)
     if not (samples.isfinite().all() and truth.isfinite().all()):
         raise DataError(
             "coverage: the samples or the truth hold NaN or inf. Leave out the measurements with failed samples, "

@@ -24,7 +24,7 @@ from namm.inverse.reverse import DiffusionPrior, finite, keep
 from namm.inverse.steps import AncestralSteps, Steps
 from namm.numerics import at_least_float32
 
-PAPER_GUIDANCE, PAPER_STEPS = DPSGuidance(), AncestralSteps(1000)
+DEFAULT_GUIDANCE, PAPER_STEPS = DPSGuidance(), AncestralSteps(1000)
 
 
 def sample_posterior(
@@ -34,7 +34,7 @@ def sample_posterior(
     noise: GaussianNoise,
     *,
     n: int = 1,
-    guidance: Guidance = PAPER_GUIDANCE,
+    guidance: Guidance = DEFAULT_GUIDANCE,
     steps: Steps = PAPER_STEPS,
     constraint: Constraint | None = None,
     retries: int = 3,
@@ -47,7 +47,8 @@ def sample_posterior(
 
     The noise of sample i of measurement j depends on (seed, j n + i, step) only: M measurements at once give what M
     calls with `first=j * n` give, and `batch_size` and the number of processes change nothing. Under torchrun every
-    process must call this; each makes its share and all get all samples. The operator is moved to the model's device.
+    process must call this; each makes its share and all get all samples. The operator and the rules are moved to the
+    model's device.
 
     Args:
         prior: A `Mirrored` diffusion.
@@ -72,13 +73,18 @@ def sample_posterior(
         )
     if not isinstance(operator, Operator):
         raise UsageError(f"{operator!r} is not an Operator; make one of a function with namm.inverse.operator(fn).")
+    if not isinstance(measurement, Tensor):
+        raise UsageError(f"the measurement must be a tensor (M, …), not {type(measurement).__name__}: torch.as_tensor.")
+    if not isinstance(noise, GaussianNoise):
+        raise UsageError(f"the noise must be a GaussianNoise, such as GaussianNoise(std=0.1), not {noise!r}.")
     if n < 1 or retries < 0:
         raise UsageError(f"n must be at least 1 and retries at least 0, not {n} and {retries}.")
     like = at_least_float32(model.mean)
-    with evaluating(prior):
+    with evaluating(prior), evaluating(operator):
         mean_image = to_data(model.unstandardise(like.new_zeros(1, *model.sample_shape))).detach()
         evidence = Evidence(measurement.to(like), operator.to(like.device), noise)
         _check(evidence, mean_image)
+        _check_rules(constraint, guidance, mean_image)
         m, pixels = len(measurement), math.prod(model.sample_shape)
         with bar_over(m * n, batch_size, steps.steps, progress) as bar:
             draw = Draw(model, to_data, evidence, steps, guidance, n, first, retries, bar)
@@ -132,6 +138,25 @@ def _check(evidence: Evidence, image: Tensor) -> None:
             "Remove torch.no_grad, .detach(), .item() and numpy from it."
         )
     evidence.noise.whiten(seen)  # refuses noise of another shape
+
+
+def _check_rules(constraint: Constraint | None, guidance: Guidance, image: Tensor) -> None:
+    """Bring the rules that measure and that guide to the image's device, and refuse one that does not fit it."""
+    guiding = guidance.constraint if isinstance(guidance, DPSGuidance) else None
+    for rule in (constraint, guiding):
+        if rule is None:
+            continue
+        if not isinstance(rule, Constraint):
+            raise UsageError(
+                f"{rule!r} is not a Constraint; make one of a function with namm.constraints.constraint(fn)."
+            )
+        with torch.enable_grad():
+            distance = rule.to(image.device)(image.clone().requires_grad_())
+        if rule is guiding and not distance.requires_grad:
+            raise UsageError(
+                f"{rule.name} cannot guide: its distance does not depend on the image differentiably. "
+                "Remove torch.no_grad, .detach(), .item() and numpy from it."
+            )
 
 
 @torch.no_grad()

@@ -8,7 +8,9 @@ replaces the images that y(t) may have come from by one guess, x̂ = f(E[y(0) | 
 
 after the step of the prior. Norms are per sample and not squared: ζ/‖m − A(x̂)‖_Γ is App. D.3's weight of ∇ log p.
 The gradient runs through A, f, the unstandardisation and the network, with respect to the standardised state, so ζ
-does not depend on the units of the data. The paper does not standardise: its ζ is ours times the square of the scale.
+does not depend on the units of the data. The paper does not standardise: its ζ is ours times the square of the scale,
+and `DPSGuidance.of_paper` converts it. A step is as long as ζ times the gradient, about ζ/σ where Γ = σ²I: smaller
+noise needs a smaller ζ.
 
 Guidance is an object with the method `shift`, so that one sampler serves DPS and whatever comes after it.
 """
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from namm.constraints import Constraint
 from namm.errors import DataError, UsageError
+from namm.generative.standardised import Standardised
 from namm.inverse.noise import GaussianNoise
 from namm.inverse.operators import Operator
 from namm.inverse.steps import Step
@@ -96,7 +99,8 @@ class DPSGuidance:
     """DPS, and CG-DPS if a constraint is given.
 
     Args:
-        zeta: ζ, the size of a step; the paper's, for steps of which there are 1000. With fewer, raise it in proportion.
+        zeta: ζ, for a thousand steps; with fewer, raise it in proportion. The default suits no noise in particular, and
+            is not the paper's 0.1, which belongs to data that are not standardised: `of_paper`.
         constraint: ℓ for CG-DPS.
         weight: w of ℓ, relative to the norm of the residual.
     """
@@ -110,6 +114,24 @@ class DPSGuidance:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"DPSGuidance: {name} must be finite and not negative, not {value}.")
+
+    @classmethod
+    def of_paper(
+        cls, zeta: float, model: Standardised, *, constraint: Constraint | None = None, weight: float = 200.0
+    ) -> Self:
+        """The guidance whose steps have, in the units of the data, the paper's or the official code's ζ.
+
+        Args:
+            zeta: The paper's, 0.1 for instance.
+            model: Whose standardisation it is; of channels that are scaled differently, the mean square counts.
+            constraint: As of the class.
+            weight: As of the class.
+        """
+        if not isinstance(model, Standardised):
+            raise UsageError(
+                f"DPSGuidance.of_paper needs the diffusion itself, such as prior.model, not a {type(model).__name__}."
+            )
+        return cls(zeta / float(model.scale.square().mean()), constraint, weight)
 
     def loss(self, x: Tensor, evidence: Evidence) -> Tensor:
         """‖m − A(x)‖_Γ + w ℓ(x): (B,)."""

@@ -23,7 +23,7 @@ class GaussianNoise:
     Args:
         std: One standard deviation for all values, or one for each: of the measurement's shape without its batch axis,
             or of a shape that broadcasts to it.
-        covariance: Γ over the flattened measurement, (m, m), symmetric and positive definite.
+        covariance: Γ over the flattened measurement, (m, m), positive definite, and symmetric but for rounding.
     """
 
     std: float | Tensor | None = None
@@ -47,11 +47,12 @@ class GaussianNoise:
         if self.covariance is None:
             return None
         covariance = torch.as_tensor(self.covariance, dtype=torch.double)
-        if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
+        if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1] or len(covariance) == 0:
             raise UsageError(f"GaussianNoise: the covariance must be a square matrix, not {tuple(covariance.shape)}.")
-        if not torch.allclose(covariance, covariance.mT, rtol=1e-5, atol=0):
+        rounding = 1e-6 * float(covariance.diagonal().abs().max())
+        if not torch.allclose(covariance, covariance.mT, rtol=1e-5, atol=rounding):
             raise UsageError("GaussianNoise: the covariance is not symmetric.")
-        factor, failed = torch.linalg.cholesky_ex(covariance)
+        factor, failed = torch.linalg.cholesky_ex((covariance + covariance.mT) / 2)
         if failed or not factor.isfinite().all():
             raise UsageError(
                 "GaussianNoise: the covariance is not positive definite. Add a small multiple of the identity to it."
@@ -79,10 +80,11 @@ class GaussianNoise:
         z = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
         if self._factor is None:
             return z * self._std_of(like)
-        return (z.flatten(1) @ self._factor_for(like).mT).reshape(like.shape)
+        with full_precision(like):
+            return (z.flatten(1) @ self._factor_for(like).mT).reshape(like.shape)
 
     def _std_of(self, like: Tensor) -> Tensor:
-        std = torch.as_tensor(self.std, dtype=torch.double).to(like)
+        std = self._root_for(like)
         shape = tuple(like.shape[1:])
         try:
             return std.expand(shape)
@@ -98,4 +100,17 @@ class GaussianNoise:
                 f"a covariance of {len(self._factor)} values does not fit measurements of {like[0].numel()}, "
                 f"shape {tuple(like.shape[1:])}."
             )
-        return self._factor.to(like)
+        return self._root_for(like)
+
+    @cached_property
+    def _roots(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
+        return {}
+
+    def _root_for(self, like: Tensor) -> Tensor:
+        """The factor, or else the std, on the device and in the type of `like`; copied once, not at every step."""
+        place = like.device, like.dtype
+        if place not in self._roots:
+            root = torch.as_tensor(self.std, dtype=torch.double) if self._factor is None else self._factor
+            with torch.inference_mode(False):  # a copy made in that mode could never take part in a gradient
+                self._roots[place] = root.detach().to(*place)
+        return self._roots[place]

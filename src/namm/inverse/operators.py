@@ -114,7 +114,7 @@ class Mask(Operator):
         return images
 
     def _fitted(self, shape: Sequence[int]) -> Tensor:
-        if self.mask.shape != shape[-self.mask.ndim :]:
+        if tuple(self.mask.shape) != tuple(shape)[-self.mask.ndim :]:
             raise DataError(f"a mask of shape {tuple(self.mask.shape)} does not fit images (C, H, W) = {tuple(shape)}.")
         return self.mask.expand(*shape)
 

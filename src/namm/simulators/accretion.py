@@ -76,7 +76,11 @@ class Flow:
 
 
 def eddies(n: int, *, size: float = 0.8, generator: torch.Generator | None = None) -> Tensor:
-    """`n` random fields δ with power (1 + (k·size)²)^−11/6 (Kolmogorov's, in the plane): float64, (n, *EDDIES)."""
+    """`n` random fields δ of the plane with power density (1 + (k·size)²)^−11/6: float64, (n, *EDDIES).
+
+    At large k it is k^−11/3: Kolmogorov's density in three dimensions, which sums over columns keep. (A slice's falls
+    as k^−8/3.)
+    """
     rows, columns = EDDIES
     k_r = torch.fft.fftfreq(rows, REACH / rows, dtype=torch.float64) * 2 * math.pi
     k_phi = torch.fft.fftfreq(columns, 1 / columns, dtype=torch.float64)
@@ -89,13 +93,15 @@ def images(flow: Flow, delta: Tensor, size: int, field_of_view: float = 26.0, st
     """Brightness of B black holes with the random fields δ = `delta` (B, *EDDIES), arbitrary units: (B, size, size).
 
     `field_of_view` is the side of the picture, from edge to edge; rows run from top to bottom. A GPU takes all at once.
-    On a CPU each thread takes a few at a time, so few that PyTorch's own threads, slow on small operations, stay out.
+    On a CPU each thread takes a few at a time, so few that PyTorch's own threads, slow on small operations, stay out;
+    of images so large that PyTorch's threads share in one, one is made at a time.
     """
     if flow.spin.is_cuda:
         return _images(flow, delta, size, field_of_view, steps)
     few = max(1, GRAIN // (2 * size**2))
     pieces = [slice(start, start + few) for start in range(0, len(flow.spin), few)]
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    workers = 1 if size**2 >= GRAIN else torch.get_num_threads()
+    with ThreadPoolExecutor(workers) as pool:
         return torch.cat(list(pool.map(lambda i: _images(flow[i], delta[i], size, field_of_view, steps), pieces)))
 
 

@@ -175,13 +175,16 @@ def _standardise(layer: nn.Conv2d, x: Tensor, rng: torch.Generator) -> None:
 
 
 def numbered_images(recipes: Sequence[Galaxies], seed: int, split: str, n: int) -> Tensor:
-    """`n` images of each recipe with a last row that repeats its count: (n · recipes, 1, size + 1, size)."""
+    """`n` images of each recipe with a last row that repeats its count: (n · recipes, 1, size + 1, size).
+
+    Each count has a seed of its own: from one stream, images of different counts would share their skies.
+    """
     size = recipes[0].size
     numbered = torch.empty(n * len(recipes), 1, size + 1, size)
     for part, recipe in zip(numbered.split(n), recipes, strict=True):
         part[..., -1, :] = recipe.count
         done = 0
-        for piece in recipe.pieces(seed, split, 0, n):
+        for piece in recipe.pieces(fold(seed, recipe.count), split, 0, n):
             part[done : done + len(piece), :, :-1] = piece
             done += len(piece)
     return numbered
