@@ -57,7 +57,7 @@ def test_an_image_depends_on_seed_split_and_number_alone():
 
 
 def test_the_number_of_threads_changes_nothing(monkeypatch):
-    monkeypatch.setattr("namm.simulators.accretion.GRAIN", 1000)  # three images to a piece
+    monkeypatch.setattr("namm.simulators.accretion.GRAIN", 4000)  # thirteen images to a piece
     recipe, threads = BlackHoles(size=12), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
