@@ -157,7 +157,7 @@ class CountReport(ConstraintReport):
         raise DataError(
             f"the data break the constraint {self.name}: the counter is off {self.count:g} by {self.mean:.3g} on "
             f"average over {self.n} images, by {self.max:.3g} at image {self.worst}; "
-            f"{limit * self.count:.3g} is allowed. Count other objects, or train the counter on images like "
+            f"{limit * max(self.count, 1):.3g} is allowed. Count other objects, or train the counter on images like "
             "these, and longer."
         )
 
