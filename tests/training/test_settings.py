@@ -1,6 +1,7 @@
 """Budgets, rates and the moving average."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,3 +104,10 @@ def test_applied_average_is_taken_back():
     assert torch.equal(weight, torch.full((3,), 4.0))
     ema.copy_to_live()
     assert torch.equal(weight, torch.zeros(3))
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 3}, {"precision": "fp32"}, {"compile": True}])
+def test_a_step_costs_the_same_unless_its_work_differs(change):
+    settings = TrainSettings()
+    assert settings.same_step(replace(settings, budget="9 steps", learning_rate=1.0, seed=5))
+    assert not settings.same_step(replace(settings, **change))

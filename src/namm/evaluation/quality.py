@@ -201,7 +201,7 @@ def _measure(
 
 
 def _scores(made: _Measured, real: _Measured, found: Estimate) -> Scores:
-    return Scores(made.distance, found, _ratio(made.variation, real.variation), _ratio(made.spread, real.spread))
+    return Scores(made.distance, found, ratio(made.variation, real.variation), ratio(made.spread, real.spread))
 
 
 def _finite(distance: Tensor, start: int, name: str, constraint: Constraint) -> Tensor:
@@ -216,6 +216,6 @@ def _finite(distance: Tensor, start: int, name: str, constraint: Constraint) -> 
     return values
 
 
-def _ratio(a: float, b: float) -> float:
+def ratio(a: float, b: float) -> float:
     """a / b; finite even for data without any content."""
     return a / max(b, 1e-12)

@@ -8,7 +8,7 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, in_chunks
-from namm.evaluation import total_variation
+from namm.evaluation.quality import ratio, total_variation
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.stages import Outcome, Work
@@ -86,16 +86,11 @@ def measure(mirror: MirrorMap, constraint: Constraint, images: Images, sigma: fl
     mean = {name: float(torch.cat([chunk[name] for chunk in chunks]).double().mean()) for name in chunks[0]}
     return {
         **{name: mean[name] for name in ("distance_data", "distance_noise", "distance_map", "distance_cycle")},
-        "cycle_error": _ratio(mean["error"], mean["size"]),
-        "total_variation": _ratio(mean["variation"], mean["variation_data"]),
-        "spread": _ratio(mean["spread"], mean["spread_data"]),
+        "cycle_error": ratio(mean["error"], mean["size"]),
+        "total_variation": ratio(mean["variation"], mean["variation_data"]),
+        "spread": ratio(mean["spread"], mean["spread_data"]),
         "measured_on": images.shape[0],
     }
-
-
-def _ratio(a: float, b: float) -> float:
-    """a / b; finite even for images without any content."""
-    return a / max(b, 1e-12)
 
 
 def _mean(x: Tensor) -> Tensor:

@@ -63,8 +63,7 @@ def equal_compute(
     means something else (another batch size or precision), the budget is given as time.
     """
     seconds = sum(read_record(each).compute_seconds for each in folders)
-    same = all(getattr(settings, name) == getattr(counterpart, name) for name in ("batch_size", "precision", "compile"))
-    if not same:
+    if not settings.same_step(counterpart):
         return replace(settings, budget=f"{seconds / 60:.6f} minutes")
     record = read_record(folder)
     steps = round(seconds * record.results["steps"] / record.compute_seconds)

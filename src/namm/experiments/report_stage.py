@@ -242,8 +242,7 @@ def _costs(done: Mapping[str, Path], names: Sequence[str]) -> tuple[Cost, ...]:
 def _step_seconds(done: Mapping[str, Path], chosen: Preset) -> float | None:
     """What a step of the mirrored model's training cost, where the baseline's is the same work."""
     ours, baseline = chosen.settings.mdm.train, chosen.settings.dm.train
-    same = all(getattr(ours, name) == getattr(baseline, name) for name in ("batch_size", "precision", "compile"))
-    costs = _costs(done, ("mdm",)) if same else ()
+    costs = _costs(done, ("mdm",)) if ours.same_step(baseline) else ()
     return costs[0].seconds / costs[0].steps if costs and costs[0].steps else None
 
 

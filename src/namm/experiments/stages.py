@@ -102,6 +102,8 @@ def _baseline(part: BaselineSettings) -> dict[str, Any]:
     return values | ({"train": values["train"] | {"budget": "equal compute"}} if part.equal_compute else {})
 
 
+LEARNED = ("steps", "loss", "val/loss")
+"""What is shown of a model's training."""
 MAIN_LINE = "report"
 """Where a run ends that is not asked to end elsewhere."""
 
@@ -127,7 +129,7 @@ STAGES = {
             ("data", "map"),
             lambda s: _learning(s.mdm),
             _lazily("model_stage", "make_mdm"),
-            ("steps", "loss", "val/loss"),
+            LEARNED,
         ),
         Stage(
             "samples",
@@ -148,7 +150,7 @@ STAGES = {
             ("data", "map", "mdm", "samples", "finetune"),
             lambda s: {**_baseline(s.dm), "network": plain(s.mdm.network), "diffusion": plain(s.mdm.diffusion)},
             _lazily("model_stage", "make_dm"),
-            ("steps", "loss", "val/loss"),
+            LEARNED,
         ),
         Stage(
             "evaluate",
@@ -163,14 +165,14 @@ STAGES = {
             ("data", "map"),
             lambda s: _learning(s.vae),
             _lazily("model_stage", "make_mvae"),
-            ("steps", "loss", "val/loss"),
+            LEARNED,
         ),
         Stage(
             "vae",
             ("data", "map", "mvae"),
             lambda s: _learning(s.vae),
             _lazily("model_stage", "make_vae"),
-            ("steps", "loss", "val/loss"),
+            LEARNED,
         ),
     )
 }

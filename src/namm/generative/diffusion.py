@@ -9,18 +9,13 @@ whatever has none, that is `loss(y)`, `fit_statistics(y)` and `sample`, is in mi
 `unstandardise` lead from one to the other.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 import torch
-from accelerate import PartialState
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from namm.errors import UsageError
 from namm.generative.base import evaluating
-from namm.generative.noise import batch_starts, sample_in_batches
+from namm.generative.noise import sample_in_batches
+from namm.generative.progress import bar_over
 from namm.generative.samplers import EulerMaruyama, Sampler
 from namm.generative.standardised import Standardised, check_shape
 from namm.generative.vpsde import VPSDE, Epsilon, Prediction, score_from_epsilon
@@ -123,9 +118,9 @@ class Diffusion(Standardised, nn.Module):
             first: Number of the first sample: `sample(64, first=128)` makes samples 128 to 191 of the same seed.
             progress: Show a progress bar, where there is a terminal.
         """
-        with evaluating(self), _ticking(n, batch_size, sampler.steps, progress) as tick:
+        with evaluating(self), bar_over(n, batch_size, sampler.steps, progress) as bar:
             return sample_in_batches(
-                lambda noise: self.unstandardise(sampler(self, noise, tick)),
+                lambda noise: self.unstandardise(sampler(self, noise, bar.advance)),
                 n,
                 self.sample_shape,
                 like=at_least_float32(self.mean),
@@ -146,14 +141,3 @@ class DiffusersNetwork(nn.Module):
         """(B, C, H, W), (B,) -> (B, C, H, W)."""
         output: Tensor = self.model(y_t, 1000 * t - 1).sample
         return output
-
-
-@contextmanager
-def _ticking(n: int, batch_size: int, steps: int, visible: bool) -> Iterator[Callable[[], None]]:
-    """A progress bar over the steps of this process, advanced by calling what this yields."""
-    processes, console = PartialState(cpu=not torch.cuda.is_available()), Console(stderr=True)
-    hidden = not (visible and processes.is_main_process and console.is_terminal)
-    with Progress(console=console, disable=hidden) as bar:
-        batches = len(batch_starts(n, max(1, batch_size), 0, processes.num_processes))
-        task = bar.add_task(f"sampling {n}", total=steps * batches)
-        yield lambda: bar.advance(task)

@@ -15,11 +15,12 @@ from namm.errors import DataError, UsageError
 from namm.generative import Mirrored
 from namm.generative.base import evaluating
 from namm.generative.noise import sample_in_batches
+from namm.generative.progress import bar_over
 from namm.inverse.guidance import DPSGuidance, Evidence, Guidance
 from namm.inverse.noise import GaussianNoise
 from namm.inverse.operators import Operator
 from namm.inverse.posterior import Posterior
-from namm.inverse.redraw import Draw, bar_over
+from namm.inverse.redraw import Draw
 from namm.inverse.reverse import DiffusionPrior, finite, keep
 from namm.inverse.steps import AncestralSteps, Steps
 from namm.numerics import at_least_float32

@@ -4,17 +4,14 @@ The new draw starts from the same noise, so a sample depends on (seed, number, s
 sample that diverges at the smallest step too is NaN, and every redraw is counted.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from accelerate import PartialState
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
-from namm.generative.noise import Noise, batch_starts
+from namm.generative.noise import Noise
+from namm.generative.progress import Bar
 from namm.inverse.guidance import Evidence, Guidance
 from namm.inverse.reverse import DiffusionPrior, ToData, finite, keep, reverse
 from namm.inverse.steps import Steps
@@ -44,7 +41,7 @@ class Draw:
     n: int
     first: int
     retries: int
-    bar: "Bar"
+    bar: Bar
 
     def __call__(self, noise: Noise) -> Tensor:
         """(B, pixels + 1)."""
@@ -82,30 +79,3 @@ class _Rows:
 
     def __call__(self, step: int) -> Tensor:
         return self.noise(step)[self.rows]
-
-
-class Bar:
-    """A progress bar over the steps of this process, which grows when samples are drawn again."""
-
-    def __init__(self, progress: Progress, description: str, total: int) -> None:
-        self.progress, self.total = progress, total
-        self.task = progress.add_task(description, total=total)
-
-    def advance(self) -> None:
-        """One step more is done."""
-        self.progress.advance(self.task)
-
-    def extend(self, steps: int) -> None:
-        """So many more are to do."""
-        self.total += steps
-        self.progress.update(self.task, total=self.total)
-
-
-@contextmanager
-def bar_over(n: int, batch_size: int, steps: int, visible: bool) -> Iterator[Bar]:
-    """A bar for `n` samples, shown where there is a terminal."""
-    processes, console = PartialState(cpu=not torch.cuda.is_available()), Console(stderr=True)
-    hidden = not (visible and processes.is_main_process and console.is_terminal)
-    with Progress(console=console, disable=hidden) as progress:
-        batches = len(batch_starts(n, max(1, batch_size), 0, processes.num_processes))
-        yield Bar(progress, f"sampling {n}", steps * batches)

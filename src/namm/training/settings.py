@@ -69,6 +69,10 @@ class TrainSettings:
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
 
+    def same_step(self, other: "TrainSettings") -> bool:
+        """Whether a step of one network costs the same under both."""
+        return (self.batch_size, self.precision, self.compile) == (other.batch_size, other.precision, other.compile)
+
     def identity(self) -> dict[str, Any]:
         """The settings that decide what is learned; the others may change when a training is resumed."""
         return {name: value for name, value in asdict(self).items() if name not in OBSERVING}
