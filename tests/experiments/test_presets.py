@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from namm.datasets import BurgersTrajectories, Dataset, Galaxies, UnitCells
+from namm.datasets import BlackHoles, BurgersTrajectories, Dataset, Galaxies, KolmogorovFlow, UnitCells
 from namm.errors import UsageError
 from namm.experiments import build
-from namm.experiments.data_settings import BurgersData, CountData, PeriodicData
+from namm.experiments.data_settings import BurgersData, CountData, DivergenceData, FluxData, PeriodicData
 from namm.experiments.presets import EXPERIMENTS, PRESETS, REPORTED, preset
 
 # The paper's Tables 3 and 4: σ_max, λ, rate, epochs of NAMM, MDM, finetuning and DM, images to train on and to validate
@@ -131,7 +131,14 @@ def test_unit_cells_obey_the_rule_derived_from_them(tiles):
 
 
 @pytest.mark.parametrize(
-    ("described", "recipe"), [(BurgersData, BurgersTrajectories), (PeriodicData, UnitCells), (CountData, Galaxies)]
+    ("described", "recipe"),
+    [
+        (BurgersData, BurgersTrajectories),
+        (CountData, Galaxies),
+        (DivergenceData, KolmogorovFlow),
+        (FluxData, BlackHoles),
+        (PeriodicData, UnitCells),
+    ],
 )
 def test_data_settings_are_the_datasets_own_fields_and_defaults(described, recipe: type[Dataset]):
     assert described().recipe == {f.name: f.default for f in fields(recipe)}

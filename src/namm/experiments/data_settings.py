@@ -119,6 +119,8 @@ class Data(ABC):
 class FluxData(Data):
     """Images of black holes, scaled to one total brightness."""
 
+    n_train: int = 100_000
+    n_val: int = 100
     size: int = 64
     """Pixels along a side."""
     total: float = 120.0
