@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
 from namm.errors import UsageError
-from namm.simulators.accretion import STEPS
+from namm.simulators.accretion import STEPS, Flow, _near_the_ring
 from namm.simulators.kerr import Camera, captured, constants, horizon, last_stable_orbit, trace
 
 
@@ -58,6 +58,19 @@ def test_every_shadow_is_bardeens_within_a_percent(spin, degrees, retrograde):
     for scale, expected in ((0.99, True), (1.01, False)):
         inside = captured(camera(spin, degrees, middle + scale * (alpha - middle), scale * beta), STEPS, turns=2)
         assert (inside == expected).all()
+
+
+@given(spin=st.floats(0.02, 0.95), degrees=st.floats(5, 65), retrograde=st.booleans(), turned=st.floats(0, 6.28))
+@example(spin=0.95, degrees=65.0, retrograde=False, turned=1.0)
+def test_fine_pixels_lie_around_every_critical_curve(spin, degrees, retrograde, turned):
+    """In images of up to 1024 pixels a side, and all along the curve, its flattened side too."""
+    alpha, beta = critical_curve(spin, degrees)
+    if retrograde:
+        spin, alpha = -spin, -alpha
+    x, y = alpha * np.cos(turned) - beta * np.sin(turned), alpha * np.sin(turned) + beta * np.cos(turned)
+    values = (spin, math.radians(degrees), turned, *[0.5] * 5)
+    flow = Flow(*(torch.tensor([value], dtype=torch.float64) for value in values))
+    assert _near_the_ring(flow, *(torch.from_numpy(part)[None] for part in (x, y)), pixel=26 / 1024).all()
 
 
 @pytest.mark.parametrize("spin", [-0.95, 0.0, 0.5, 0.95])

@@ -7,6 +7,7 @@ from namm.datasets.galaxies import Galaxies, galaxies
 from namm.datasets.kolmogorov import KolmogorovFlow, kolmogorov_flow
 from namm.datasets.lazy import LazyImages
 from namm.datasets.readers import open_images, read_images
+from namm.datasets.simulated import Simulated
 from namm.datasets.store import Store, load, open_store, write_store
 from namm.datasets.unit_cells import UnitCells, unit_cells
 
@@ -24,6 +25,7 @@ __all__ = [
     "Galaxies",
     "KolmogorovFlow",
     "LazyImages",
+    "Simulated",
     "Store",
     "UnitCells",
     "black_holes",

@@ -7,7 +7,7 @@ which interruption. The three splits come from separate random streams.
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -43,21 +43,28 @@ class Dataset(ABC):
         """Everything that shapes an image besides the seed, as plain values."""
         return dataclasses.asdict(self)
 
-    def block(self, seed: int, split: str, k: int) -> Tensor:
-        """Block `k` of a split: (64, C, H, W)."""
+    def stream(self, seed: int, split: str, k: int) -> torch.Generator:
+        """What the randomness of block `k` of a split comes from."""
         if split not in SPLITS:
             raise UsageError(f"There is no split {split!r}; the splits are {', '.join(SPLITS)}.")
-        return self.draw(BLOCK, generator(seed, "dataset", self.name, split, k))
+        return generator(seed, "dataset", self.name, split, k)
+
+    def blocks(self, seed: int, split: str, numbers: Sequence[int]) -> Iterator[Tensor]:
+        """Blocks of a split in the order of `numbers`: (64, C, H, W) each."""
+        for k in numbers:
+            yield self.draw(BLOCK, self.stream(seed, split, k))
+
+    def block(self, seed: int, split: str, k: int) -> Tensor:
+        """Block `k` of a split: (64, C, H, W)."""
+        return next(self.blocks(seed, split, [k]))
 
     def pieces(self, seed: int, split: str, start: int, stop: int) -> Iterator[Tensor]:
         """Images `start` to `stop` of a split in order, a block or the needed part of one at a time."""
         if not 0 <= start <= stop:
             raise UsageError(f"Images {start} to {stop} were asked for; need 0 <= start <= stop.")
-        while start < stop:
-            k, first = divmod(start, BLOCK)
-            piece = self.block(seed, split, k)[first : first + stop - start]
-            start += len(piece)
-            yield piece
+        numbers = range(start // BLOCK, -(-stop // BLOCK) if start < stop else 0)
+        for k, block in zip(numbers, self.blocks(seed, split, numbers), strict=True):
+            yield block[max(0, start - k * BLOCK) : stop - k * BLOCK]
 
     def images(self, seed: int, split: str, start: int, stop: int) -> Tensor:
         """Images `start` to `stop` of a split: float32, (stop − start, C, H, W)."""

@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from namm.datasets.base import Dataset
+from namm.datasets.simulated import Ingredients, Simulated
 from namm.errors import UsageError
-from namm.simulators.accretion import Flow, eddies, images
+from namm.simulators.accretion import EDDIES, Flow, images, stirred
 
 RANGES = {
     "spin": (-0.95, 0.95),
@@ -36,11 +36,13 @@ FIELD_OF_VIEW = 26.0
 
 
 @dataclass(frozen=True)
-class BlackHoles(Dataset):
+class BlackHoles(Simulated):
     """Images of `size` pixels a side that add up to `total`."""
 
     name: ClassVar[str] = "black-holes"
     sizes: ClassVar[dict[str, int]] = {"train": 100_000, "val": 100, "test": 10_000}
+    at_once: ClassVar[int] = 2**22
+    """A ray needs a few hundred bytes, and there are one and a half to a pixel: some gigabytes in all."""
 
     size: int = 64
     total: float = 120.0
@@ -61,15 +63,15 @@ class BlackHoles(Dataset):
         drawn["inclination"] = torch.where(below, math.pi - drawn["inclination"], drawn["inclination"])
         return Flow(**drawn)
 
-    def draw(self, n: int, rng: torch.Generator) -> Tensor:
-        """`n` images: float32, (n, 1, size, size).
+    def ingredients(self, n: int, rng: torch.Generator) -> Ingredients:
+        """The flows' parameters (n,) each, in the order of `Flow`, and noise for the turbulence: float64."""
+        return *vars(self.flows(n, rng)).values(), torch.randn(n, *EDDIES, generator=rng, dtype=torch.float64)
 
-        Random numbers are drawn on the CPU; the light is traced on the GPU where there is one, which changes rounding.
-        """
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        flow, delta = self.flows(n, rng).to(device), eddies(n, generator=rng).to(device)
-        x = images(flow, delta, self.size, FIELD_OF_VIEW)[:, None]
-        return (x * (self.total / x.sum(dim=(1, 2, 3), keepdim=True))).float().cpu()
+    def make(self, ingredients: Ingredients) -> Tensor:
+        """Images, float32 (n, 1, size, size)."""
+        *parameters, white = ingredients
+        x = images(Flow(*parameters), stirred(white), self.size, FIELD_OF_VIEW)[:, None]
+        return (x * (self.total / x.sum(dim=(1, 2, 3), keepdim=True))).float()
 
 
 def black_holes(n: int, *, size: int = 64, total: float = 120.0, seed: int = 0, split: str = "train") -> Tensor:

@@ -14,14 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from namm.datasets.base import Dataset
+from namm.datasets.simulated import Ingredients, Simulated
 from namm.errors import UsageError
 from namm.simulators.burgers import BurgersGrid, rollout
 from namm.simulators.random_fields import matern_field
 
 
 @dataclass(frozen=True)
-class BurgersTrajectories(Dataset):
+class BurgersTrajectories(Simulated):
     """`size` grid points on [0, `length`] by `size` states, `inner_steps` steps of `dt` apart."""
 
     name: ClassVar[str] = "burgers"
@@ -62,9 +62,14 @@ class BurgersTrajectories(Dataset):
         images = rollout(u, self.grid, self.size, self.inner_steps)[:, None]
         return images.flip(-2) if self.flipped else images
 
-    def draw(self, n: int, rng: torch.Generator) -> Tensor:
-        """`n` images: float32, (n, 1, size, size)."""
-        return self.trajectories(self.initial_states(n, rng)).float()
+    def ingredients(self, n: int, rng: torch.Generator) -> Ingredients:
+        """The initial states, float64 (n, size)."""
+        return (self.initial_states(n, rng),)
+
+    def make(self, ingredients: Ingredients) -> Tensor:
+        """Images, float32 (n, 1, size, size)."""
+        (states,) = ingredients
+        return self.trajectories(states).float()
 
 
 def burgers_trajectories(

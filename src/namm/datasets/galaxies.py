@@ -12,21 +12,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from namm.datasets.base import Dataset
+from namm.datasets.simulated import Ingredients, Simulated
 from namm.errors import UsageError
 from namm.simulators.galaxies import (
     Catalogue,
-    background,
     background_variance,
+    blurred,
     draw_catalogue,
     peak_of,
     render,
     require_room,
+    white_canvas,
 )
 
 
 @dataclass(frozen=True)
-class Galaxies(Dataset):
+class Galaxies(Simulated):
     """`count` galaxies, `separation` px or more apart, with peaks from `signal_to_noise` dB above the sky to `peak`."""
 
     name: ClassVar[str] = "galaxies"
@@ -71,10 +72,15 @@ class Galaxies(Dataset):
             rng=rng,
         )
 
-    def draw(self, n: int, rng: torch.Generator) -> Tensor:
-        """`n` images: float32, (n, 1, size, size), on the generator's device."""
-        sources = render(self.draw_catalogue(n, rng), self.size)
-        images = sources + background(n, self.size, scale=self.background, blur=self.blur, rng=rng)
+    def ingredients(self, n: int, rng: torch.Generator) -> Ingredients:
+        """The catalogue's columns in their order, and noise for the sky: float64."""
+        catalogue = self.draw_catalogue(n, rng)
+        return *vars(catalogue).values(), white_canvas(n, self.size, blur=self.blur, rng=rng)
+
+    def make(self, ingredients: Ingredients) -> Tensor:
+        """Images, float32 (n, 1, size, size)."""
+        *catalogue, white = ingredients
+        images = render(Catalogue(*catalogue), self.size) + blurred(white, scale=self.background, blur=self.blur)
         low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
         return ((images - low) / (high - low)).float()
 

@@ -20,19 +20,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from namm.datasets.base import Dataset
+from namm.datasets.simulated import Ingredients, Simulated
 from namm.errors import UsageError
 from namm.simulators.fluid import FluidGrid, initial_field, lay_out, project, rollout
 
 PIECE = 8
-"""Trajectories stepped at a time: few enough to stay in a core's cache."""
+"""Trajectories that a CPU steps at a time: few enough to stay in a core's cache."""
 
 MAX_COURANT = 0.7
 """Cells that the initial flow may cross in a step. The paper's flow is stable there, and not above 1."""
 
 
 @dataclass(frozen=True)
-class KolmogorovFlow(Dataset):
+class KolmogorovFlow(Simulated):
     """`rows` × `columns` states of `size` × `size` points, `inner_steps` steps of `dt` apart, from time `start` on."""
 
     name: ClassVar[str] = "kolmogorov"
@@ -91,11 +91,16 @@ class KolmogorovFlow(Dataset):
         states = rollout(velocity, self.grid, self.rows * self.columns, self.inner_steps, self.first_step)
         return lay_out(project(states.double()).to(velocity.dtype).unflatten(1, (self.rows, self.columns)))
 
-    def draw(self, n: int, rng: torch.Generator) -> Tensor:
-        """`n` images: float32, (n, 2, rows·size, columns·size)."""
-        white = torch.randn(n, 2, self.size, self.size, generator=rng)
-        fields = (initial_field(piece, self.wavenumber, self.max_speed) for piece in white.split(PIECE))
+    def ingredients(self, n: int, rng: torch.Generator) -> Ingredients:
+        """White noise, float32 (n, 2, size, size)."""
+        return (torch.randn(n, 2, self.size, self.size, generator=rng),)
+
+    def make(self, ingredients: Ingredients) -> Tensor:
+        """Images, float32 (n, 2, rows·size, columns·size)."""
+        (white,) = ingredients
+        pieces = white.split(len(white) if white.is_cuda else PIECE)
         with _one_thread():
+            fields = (initial_field(piece, self.wavenumber, self.max_speed) for piece in pieces)
             images = torch.cat([self.trajectories(field) for field in fields])
         if not images.isfinite().all():
             raise UsageError(f"{self}: the flow outran the time step and overflowed. Use a smaller dt.")

@@ -144,7 +144,7 @@ def _intact(file: h5py.File, block: Block) -> bool:
 
 
 def _checksum(rows: NDArray[np.float32]) -> int:
-    return zlib.crc32(rows.tobytes())
+    return zlib.crc32(np.ascontiguousarray(rows).data)
 
 
 def publish(partial: Path, path: Path) -> None:

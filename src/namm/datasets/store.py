@@ -114,9 +114,17 @@ def _draw(
 ) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=quiet) as bar:
-        sizes = {(split, k): min(BLOCK, len(file[split]) - k * BLOCK) for split, k in blocks}
-        task = bar.add_task(f"{dataset.name} images", total=total, completed=total - sum(sizes.values()))
-        for (split, k), n in sizes.items():
-            images = dataset.images(seed, split, k * BLOCK, k * BLOCK + n)
-            partial.write_block(file, (split, k), images.numpy())
-            bar.advance(task, n)
+        done = total - sum(_rows(file, block) for block in blocks)
+        task = bar.add_task(f"{dataset.name} images", total=total, completed=done)
+        for split in SPLITS:
+            numbers = [k for name, k in blocks if name == split]
+            for k, images in zip(numbers, dataset.blocks(seed, split, numbers), strict=True):
+                n = _rows(file, (split, k))
+                partial.write_block(file, (split, k), images[:n].numpy())
+                bar.advance(task, n)
+
+
+def _rows(file: h5py.File, block: partial.Block) -> int:
+    """Images of a block; the last of a split may have fewer than the others."""
+    split, k = block
+    return min(BLOCK, len(file[split]) - k * BLOCK)

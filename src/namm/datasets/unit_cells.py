@@ -13,13 +13,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from namm.datasets.base import Dataset
+from namm.datasets.simulated import Ingredients, Simulated
 from namm.errors import UsageError
-from namm.simulators.random_fields import periodic_field
+from namm.simulators.random_fields import colour_periodic, periodic_eigenvalues
 
 
 @dataclass(frozen=True)
-class UnitCells(Dataset):
+class UnitCells(Simulated):
     """A random cell, repeated `tiles` times a side in a square image; `threshold=None` keeps grey values."""
 
     name: ClassVar[str] = "unit-cells"
@@ -44,10 +44,17 @@ class UnitCells(Dataset):
         """(1, size, size)."""
         return 1, self.size, self.size
 
-    def draw(self, n: int, rng: torch.Generator) -> Tensor:
-        """`n` images: float32, (n, 1, size, size)."""
+    def ingredients(self, n: int, rng: torch.Generator) -> Ingredients:
+        """White noise, float64 (n, c − 1, c − 1) for cells of c pixels a side."""
         points = self.size // self.tiles - 1
-        field = periodic_field(n, (points, points), length=self.length, scale=self.scale, mean=self.mean, generator=rng)
+        return (torch.randn(n, points, points, generator=rng, dtype=torch.float64),)
+
+    def make(self, ingredients: Ingredients) -> Tensor:
+        """Images, float32 (n, 1, size, size)."""
+        (white,) = ingredients
+        rows, columns = white.shape[1:]
+        eigenvalues = periodic_eigenvalues((rows, columns), length=self.length, scale=self.scale)
+        field = self.mean + colour_periodic(white, eigenvalues.to(white.device))
         cell = torch.nn.functional.pad(field[:, None], (0, 1, 0, 1), mode="circular").clamp(0, 1)
         if self.threshold is not None:
             cell = cell > self.threshold

@@ -128,14 +128,24 @@ def blur_kernel(blur: float) -> Tensor:
 
 def background(n: int, size: int, *, scale: float, blur: float, rng: torch.Generator) -> Tensor:
     """`n` skies, white noise of standard deviation `scale` blurred by `blur` px: float64, (n, 1, size, size)."""
-    kernel = blur_kernel(blur)
-    width = size + len(kernel) - 1
-    white = torch.randn(n, 1, width, width, generator=rng, device=rng.device, dtype=torch.float64)
+    return blurred(white_canvas(n, size, blur=blur, rng=rng), scale=scale, blur=blur)
+
+
+def white_canvas(n: int, size: int, *, blur: float, rng: torch.Generator) -> Tensor:
+    """White noise that leaves size × size pixels when it is blurred: float64, (n, 1, width, width)."""
+    width = size + len(blur_kernel(blur)) - 1
+    return torch.randn(n, 1, width, width, generator=rng, device=rng.device, dtype=torch.float64)
+
+
+def blurred(white: Tensor, *, scale: float, blur: float) -> Tensor:
+    """`scale` times noise (n, 1, width, width), blurred by `blur` px where the kernel fits: (n, 1, size, size)."""
+    kernel, width = blur_kernel(blur), white.shape[-1]
+    size = width - len(kernel) + 1
     # Row i of the band matrix holds the kernel at columns i, i + 1, …: a blur without borders is two products.
-    band = torch.zeros(size, width, dtype=torch.float64)
+    band = torch.zeros(size, width, dtype=white.dtype)
     for i in range(size):
         band[i, i : i + len(kernel)] = kernel
-    band = band.to(rng.device)
+    band = band.to(white.device)
     sky: Tensor = scale * (band @ white @ band.T)
     return sky
 

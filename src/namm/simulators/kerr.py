@@ -196,32 +196,35 @@ class _Force:
 
     linear: Tensor  # h²(a² − b²)
     quadratic: Tensor  # 3h²κ
-    cubic: Tensor  # 2h²a²η
+    cubic: Tensor  # −2h²a²η
     spring: Tensor  # −h²b²
     twist: Tensor  # h²a²
-    spin: Tensor
-    swing: Tensor  # aξ
-    pull: Tensor  # ha
+    drag: Tensor  # −2ha
+    swing: Tensor  # ha²ξ
+    spin2: Tensor  # a²
     edge: Tensor
 
     @staticmethod
     def of(camera: Camera, h: Tensor) -> "_Force":
         a, xi, eta = camera.spin, camera.momentum, camera.carter
         b2, kappa = xi**2 + eta, (xi - a) ** 2 + eta
-        accelerations = (a**2 - b2) * h**2, 3 * kappa * h**2, 2 * a**2 * eta * h**2, -b2 * h**2, (a * h) ** 2
-        return _Force(*accelerations, a, a * xi, h * a, EDGE / horizon(a))
+        accelerations = (a**2 - b2) * h**2, 3 * kappa * h**2, -2 * a**2 * eta * h**2, -b2 * h**2, (a * h) ** 2
+        return _Force(*accelerations, -2 * h * a, h * a**2 * xi, a**2, EDGE / horizon(a))
 
     def some(self, which: Tensor) -> "_Force":
         numbers = which.nonzero()[:, 0]
         return _Force(*(part.index_select(0, numbers) for part in vars(self).values()))
+
+    # Time goes by the number of passes over all rays, hence the fused multiplications and additions.
 
     def __call__(self, q: Parts) -> Parts:
         """Accelerations of w and n."""
         w, x, y, z = q
         twist = self.twist * z
         pull = torch.addcmul(self.spring, twist, z, value=-2)
-        return w * (self.linear + w * (self.quadratic - self.cubic * w)), pull * x, pull * y, pull * z + twist
+        slope = torch.addcmul(self.linear, w, torch.addcmul(self.quadratic, self.cubic, w))
+        return w * slope, pull * x, pull * y, torch.addcmul(twist, pull, z)
 
     def dragging(self, w: Tensor) -> Tensor:
         """ψ̇: (R,)."""
-        return -self.pull * w * (2 - self.swing * w) / (1 - 2 * w + (self.spin * w) ** 2)
+        return torch.addcmul(self.drag, self.swing, w).mul_(w).div_(torch.mul(self.spin2, w).sub_(2).mul_(w).add_(1))
