@@ -8,7 +8,8 @@ compares them with the reference, 1000 steps of Euler–Maruyama, drawn from ano
 
     python benchmarks/few_steps.py [--run DIR] [--n 5000] [--reference-steps 1000] [--figure FILE] [--json FILE]
 
-The exit code is 1 if 25 steps of DPM-Solver++ differ: MMD² beyond 3 standard errors, or ℓ by more than 10 %.
+The exit code is 1 if 25 steps of SDE-DPM-Solver++, the stochastic form, differ: MMD² beyond 3 standard errors, or ℓ by
+more than 10 %.
 """
 
 import argparse
@@ -36,11 +37,12 @@ from namm.maps import IdentityMap
 
 REFERENCE_SEED, SEED = 100, 101
 SAMPLERS: dict[str, Sampler] = {
+    **{f"SDE-DPM-Solver++ {n}": DPMSolver(n, stochastic=True) for n in (10, 15, 25, 50, 100)},
     **{f"DPM-Solver++ {n}": DPMSolver(n) for n in (5, 10, 15, 25, 50)},
     **{f"UniPC {n}": UniPC(n) for n in (10, 25)},
     **{f"DDIM {n}": DDIM(n) for n in (25, 100)},
 }
-REFERENCE, JUDGED = "Euler–Maruyama", "DPM-Solver++ 25"
+REFERENCE, JUDGED = "Euler–Maruyama", "SDE-DPM-Solver++ 25"
 NETWORK = NetworkSettings(filters=32, multipliers=(1,), blocks=2, attention=(), dropout=0.0, unshuffle=4)
 BUDGET = "3000 steps"
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler, UNet2DModel, UniPCMultistepScheduler
+from diffusers import DDPMScheduler, DPMSolverMultistepScheduler, UNet2DModel, UniPCMultistepScheduler
 from safetensors.torch import load_file
 from torch import nn
 
@@ -129,6 +129,8 @@ def test_the_scheduler_has_the_marginals_of_the_continuous_diffusion(folder):
 def test_another_scheduler_changes_the_sampler(parts):
     pipe = NAMMPipeline.from_parts(*parts, RULE)
     before = draw(pipe).images
+    pipe.scheduler = DPMSolverMultistepScheduler.from_config(pipe.scheduler.config, algorithm_type="sde-dpmsolver++")
+    assert pipe.sampler(STEPS) == DPMSolver(STEPS, stochastic=True)
     pipe.scheduler = UniPCMultistepScheduler.from_config(pipe.scheduler.config)
     expected = Mirrored(*parts).sample(3, sampler=UniPC(STEPS, order=2), generator=7)
     assert torch.equal(draw(pipe).images, expected)

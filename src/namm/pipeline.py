@@ -36,7 +36,7 @@ from namm.maps import IdentityMap, MirrorMap
 
 INDEX = "model_index.json"
 PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": Velocity()}  # diffusers' names
-SAMPLERS: dict[str, Any] = {"DPMSolverMultistepScheduler": DPMSolver, "UniPCMultistepScheduler": UniPC}
+SCHEDULERS = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
 
 
 @dataclass
@@ -111,13 +111,15 @@ class NAMMPipeline(DiffusionPipeline):
     def sampler(self, steps: int) -> Sampler:
         """The sampler that goes with the scheduler."""
         name, config = type(self.scheduler).__name__, self.scheduler.config
-        if name not in SAMPLERS:
-            raise UsageError(f"a {name} cannot drive this pipeline; take a {' or a '.join(SAMPLERS)}.")
+        if name not in SCHEDULERS:
+            raise UsageError(f"a {name} cannot drive this pipeline; take a {' or a '.join(SCHEDULERS)}.")
         if config.trained_betas != self.diffusion.sde.discrete_betas().tolist():
             raise UsageError(
                 f"this {name} has other noise levels than the network: make it from pipe.scheduler.config."
             )
-        return SAMPLERS[name](steps, config.solver_order)
+        if name == "DPMSolverMultistepScheduler":
+            return DPMSolver(steps, config.solver_order, stochastic=config.algorithm_type.startswith("sde-"))
+        return UniPC(steps, config.solver_order)
 
     @torch.no_grad()
     def __call__(

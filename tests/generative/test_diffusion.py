@@ -188,7 +188,7 @@ def test_statistics_are_part_of_the_state():
 
 # Samples belong to (seed, i)
 
-FEW = [EulerMaruyama(6), Ancestral(6), DDIM(6), DDIM(6, eta=1.0), DPMSolver(6), UniPC(6)]
+FEW = [EulerMaruyama(6), Ancestral(6), DDIM(6), DDIM(6, eta=1.0), DPMSolver(6), DPMSolver(6, stochastic=True), UniPC(6)]
 
 
 @pytest.mark.parametrize("sampler", FEW, ids=str)

@@ -20,6 +20,7 @@ SAMPLERS = [
     (DDIM(200), 0.004, 0.03),
     (DDIM(1000, eta=1.0), 1e-4, 0.012),
     (DPMSolver(25), 0.004, 0.025),
+    (DPMSolver(25, stochastic=True), 1e-4, 0.05),
     (UniPC(25), 0.004, 0.0005),
 ]
 
@@ -72,6 +73,7 @@ def test_gaussian_moments(sampler, of_mean, of_covariance, velocity):
         (Ancestral(100), Ancestral(400), 1),
         (DDIM(25), DDIM(100), 1),
         (DPMSolver(25), DPMSolver(100), 2),
+        (DPMSolver(25, stochastic=True), DPMSolver(100, stochastic=True), 2),
     ],
     ids=str,
 )
@@ -86,7 +88,7 @@ def test_errors_fall_with_the_order_of_the_method(sampler, finer, order):
 
 @pytest.mark.parametrize(
     "sampler",
-    [EulerMaruyama(1000), Ancestral(1000), DDIM(200), DDIM(500, eta=1.0), DPMSolver(50), UniPC(50)],
+    [EulerMaruyama(1000), Ancestral(1000), DDIM(200), DDIM(500, eta=1.0), DPMSolver(50), DPMSolver(50, stochastic=True), UniPC(50)],
     ids=str,
 )
 def test_a_mixture_keeps_its_weights_and_widths(sampler):
