@@ -10,7 +10,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   set up, then learn a mirror map and show that the rule is kept"
+	@echo "make demo   set up, then go through the whole method on a CPU, in minutes, to its report"
 	@echo "make test   set up, then run the whole test suite"
 	@echo "make lint   ruff and mypy"
 	@echo "make format let ruff rewrite the sources"

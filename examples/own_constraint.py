@@ -1,6 +1,7 @@
 """Your own rule on your own data: charge densities of three kinds of ions, neutral in sum at every pixel.
 
 Run it: python examples/own_constraint.py
+Images in a file, through every stage, in this folder: namm run --data FILE --constraint own_constraint:neutral
 """
 
 import torch

@@ -15,10 +15,12 @@ PAGES = [
     "galaxies.md",
     "inverse.md",
     "maps.md",
+    "own.md",
     "pipeline.md",
     "report.md",
     "runs.md",
     "score_network.md",
+    "sweeps.md",
     "training.md",
     "vae.md",
 ]

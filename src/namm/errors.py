@@ -3,6 +3,8 @@
 The command line prints the sentence alone, without a traceback, and exits with `exit_code`.
 """
 
+import errno
+
 
 class NammError(Exception):
     """Base of every error that `namm` raises on purpose."""
@@ -32,9 +34,30 @@ class RunFolderError(NammError):
     """A run folder is foreign, unwritable, locked, or belongs to other settings."""
 
 
+class FolderInUseError(RunFolderError):
+    """Another process is at work in a run folder."""
+
+
 class TrainingError(NammError):
     """Training cannot go on: the loss is not finite, or an objective is misused."""
 
 
+class MemoryShortage(NammError):
+    """The memory of the machine or of its GPU is too small for what was asked."""
+
+
 class Interrupted(NammError):
-    """Training was asked to stop (SIGTERM or Ctrl-C) and saved its state first."""
+    """Work was asked to stop (SIGTERM or Ctrl-C) and saved its state first."""
+
+    exit_code = 130
+
+
+SHORTAGE = ("out of memory", "not enough memory", "DefaultCPUAllocator", "ALLOC_FAILED", "bad allocation")
+"""What allocators say that have no error of their own: torch's for the CPU, CUDA's libraries."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory has run out, in any of the ways that Python, NumPy and torch say it."""
+    if isinstance(error, MemoryError | MemoryShortage) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in SHORTAGE)

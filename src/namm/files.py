@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from namm.errors import RunFolderError
+from namm.errors import FolderInUseError, RunFolderError
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -63,7 +63,7 @@ def owned(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             lock.seek(0)
             owner = lock.read().strip() or "another process"
-            raise RunFolderError(
+            raise FolderInUseError(
                 f"the folder {folder} is in use by {owner}: wait for it, or choose another one."
             ) from None
         lock.truncate(0)

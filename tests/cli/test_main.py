@@ -35,7 +35,7 @@ def test_a_misspelt_command_gets_a_suggestion(capsys):
     [
         (NammError("the disk is full."), 1, "namm: the disk is full."),
         (UsageError("n must be positive."), 2, "namm: n must be positive."),
-        (KeyboardInterrupt(), 1, "namm: interrupted; the same command goes on where this one stopped."),
+        (KeyboardInterrupt(), 130, "namm: interrupted; the same command goes on where this one stopped."),
     ],
 )
 def test_errors_are_sentences_with_an_exit_code(error, code, text, monkeypatch, capsys):
@@ -50,8 +50,8 @@ def test_errors_are_sentences_with_an_exit_code(error, code, text, monkeypatch, 
 
 
 def test_unknown_options_exit_with_2(capsys):
-    assert main(["demo", "--stps", "3"]) == 2
-    assert "--steps" in capsys.readouterr().err
+    assert main(["demo", "--sed", "3"]) == 2
+    assert "--seed" in capsys.readouterr().err
 
 
 def test_help_into_a_program_that_stops_reading_is_no_error():

@@ -141,7 +141,7 @@ def test_an_interrupted_file_is_gone_on_with(namm, whole_run, monkeypatch, tmp_p
     monkeypatch.setattr(partial, "write_block", stopping)
     for _ in range(2):
         code, said = namm(*arguments, "-o", "a.h5")
-        assert code == 1
+        assert code == 130
         assert "a.h5 is not complete yet: the same command goes on" in said
         assert not (tmp_path / "a.h5").exists()
     assert namm(*arguments, "-o", "a.h5")[0] == 0

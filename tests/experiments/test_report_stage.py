@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from functools import partial
 from html.parser import HTMLParser
 
@@ -63,7 +64,9 @@ def test_a_whole_run_ends_with_a_page_of_its_own_numbers(whole):
         wanted = [distance["mean"], distance["std"], distance["max"], *values["mmd"], 100 * distance["mean"]]
         assert {*wanted, values["total_variation"], values["spread"]} <= set(page.numbers)
     assert set(metrics["compute_seconds"].values()) <= set(page.numbers)
-    assert {0.04, 0.1291, 0.0022, 0.09, 0.45} <= set(page.numbers)  # the paper's CD, MMD, KID; CDs of the others
+    assert {0.04, 0.1291, 0.09, 0.45} <= set(page.numbers)  # the paper's CD and MMD; CDs of the others
+    middle = metrics["milestones"]["dm"][1]
+    assert {middle["mean"], middle["compute_seconds"], metrics["milestones"]["dm"][-1]["mean"]} <= set(page.numbers)
     assert page.images == 5
     assert "burgers: tiny <run>" in page.text
     assert "data.n_train" in page.text
@@ -77,6 +80,9 @@ def test_what_is_collected_is_what_the_files_hold(whole):
     assert list(contents.grids) == ["data", "ours, not finetuned", "ours", "baseline"]
     assert set(contents.trainings) == {"map", "mdm", "finetune", "dm", "mvae", "vae"}
     assert contents.step_seconds == pytest.approx(contents.ours[1].seconds / 6)
+    found = json.loads((whole / "evaluate" / "metrics.json").read_text())["milestones"]
+    rows = {"mdm": "mdm", "finetune": "finetuned", "dm": "dm"}
+    assert {stage: [asdict(each) for each in contents.milestones[row]] for stage, row in rows.items()} == found
     rule = Burgers(dt=0.05)
     for method, worst in zip(contents.methods, contents.worst, strict=True):
         x = torch.from_numpy(method.images)
@@ -88,6 +94,18 @@ def test_what_is_collected_is_what_the_files_hold(whole):
     assert changed["data.size"] == ("32", "8")
     assert changed["mdm.network.multipliers"] == ("[1, 2]", "[1]")
     assert "data.dt" not in changed
+
+
+def test_kid_and_fid_are_reported_where_they_were_measured(copy):
+    path = copy / "evaluate" / "metrics.json"
+    metrics = json.loads(path.read_text())
+    for k, values in enumerate(metrics["rows"].values()):
+        values |= {"kid": [0.01 * k, 0.003], "fid": 7.5 + k}
+    path.write_text(json.dumps(metrics))
+    found = {row.name: (row.kid, row.fid) for row in collect(copy).rows}
+    assert found == {name: (tuple(row["kid"]), row["fid"]) for name, row in metrics["rows"].items()}
+    page = Reader(write_report(copy).read_text())
+    assert {7.5, 0.02, 0.0022, 2.04} <= set(page.numbers)  # ours, and the paper's
 
 
 def test_a_report_is_made_anew_without_touching_its_record(copy):

@@ -88,7 +88,15 @@ def test_errors_fall_with_the_order_of_the_method(sampler, finer, order):
 
 @pytest.mark.parametrize(
     "sampler",
-    [EulerMaruyama(1000), Ancestral(1000), DDIM(200), DDIM(500, eta=1.0), DPMSolver(50), DPMSolver(50, stochastic=True), UniPC(50)],
+    [
+        EulerMaruyama(1000),
+        Ancestral(1000),
+        DDIM(200),
+        DDIM(500, eta=1.0),
+        DPMSolver(50),
+        DPMSolver(50, stochastic=True),
+        UniPC(50),
+    ],
     ids=str,
 )
 def test_a_mixture_keeps_its_weights_and_widths(sampler):

@@ -53,6 +53,15 @@ def test_samples_stand_above_residuals_on_common_scales():
     np.testing.assert_array_equal(rows[3][0][:, -5:], baseline.residuals[2, 0])
 
 
+def test_residuals_stand_below_their_samples_whatever_their_scales():
+    ours, baseline = method("ours", 1e-7), method("baseline", 1e3)
+    figure = samples_figure([ours, baseline])
+    figure.canvas.draw()
+    places = [axes.get_position(original=True) for axes in figure.axes if axes.get_images()]
+    assert len(places) == 4
+    assert len({(round(place.x0, 6), round(place.x1, 6)) for place in places}) == 1
+
+
 def test_every_sample_has_its_distance_and_the_histogram_all_of_them():
     ours, baseline = method("ours", 0.1), method("baseline")
     figure = samples_figure([ours, baseline], floor=4e-8)

@@ -104,6 +104,14 @@ def test_fixed_noise_is_compared_before_and_after():
     assert legend(histograms(figure)[1]) == ["σ ~ U(0, σ_max): mean 0.050", "σ = σ_max: mean 0.20"]
 
 
+def test_the_legends_of_fixed_noise_are_inside_the_figure():
+    figure = fixed_noise_figure({"before": (np.full(9, 0.123), np.full(9, 0.0012))})
+    figure.canvas.draw()
+    box, page = histograms(figure)[0].get_legend().get_window_extent(), figure.bbox
+    assert 0 <= box.x0 < box.x1 <= page.x1
+    assert box.y1 <= page.y1
+
+
 def test_constant_mirror_images_and_equal_distances_can_be_drawn():
     flat = Variant("flat", np.full((1, 4, 4), 2.0), np.full(9, 0.5))
     assert drawable(lambda: sensitivity_figure({"σ_max": [flat, flat]}))

@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from namm.report import html, words
+from namm.evaluation.milestone import Milestone
+from namm.report import html, sections, words
 from namm.report.contents import Contents, Cost, Paper, Row, StageLine
 from namm.report.figures_samples import Method
 from namm.report.sections import report
@@ -64,7 +65,7 @@ def row(name, distance, mmd=0.1, **others):
 
 ROWS = (
     row("data", 4.7e-8, 0.04),
-    row("finetuned", 2.4321e-3, 0.068, paper=Paper(0.04, 0.1291, 0.0022)),
+    row("finetuned", 2.4321e-3, 0.068, paper=Paper(0.04, 0.1291, 0.0022, 2.04), fid=3.25),
     row("mdm", 2.9e-3, 0.07, kid=(0.0123, 0.0004)),
     row("dm", 7.2e-3, 0.093),
 )
@@ -87,6 +88,14 @@ def contents():
         rows=ROWS,
         ours=[Cost("map", 80.0, 1000), Cost("mdm", 85.0, 500), Cost("samples", 4.0), Cost("finetune", 16.0, 200)],
         baseline=[Cost("dm", 185.5, 1090)],
+        milestones={
+            "mdm": [Milestone(250, 120.0, 5e-3, 1e-3, 64), Milestone(500, 165.0, 2.9e-3, 4e-4, 64)],
+            "dm": [
+                Milestone(273, 46.4, 0.0212, 1e-3, 64),
+                Milestone(545, 92.7, 0.0119, 1e-3, 64),
+                Milestone(1090, 185.5, 0.0073, 9e-4, 64),
+            ],
+        },
         methods=[method("ours"), method("baseline")],
         worst=[method("ours"), method("baseline")],
         grids={"data": RNG.random((9, 1, 4, 4))},
@@ -115,14 +124,32 @@ def test_every_number_of_every_row_is_in_its_row(page):
     for name in (words.ROWS[each.name][0] for each in ROWS):
         (found[name],) = (numbers for head, numbers in page.rows if re.match(rf"{re.escape(name)}[\d–]", head))
     for each in ROWS:
-        paper = [] if each.paper is None else [each.paper.cd, each.paper.mmd, each.paper.kid]
+        paper = [] if each.paper is None else [each.paper.cd, each.paper.mmd, each.paper.kid, each.paper.fid]
+        fid = [] if each.fid is None else [each.fid]
         expected = [each.distance, each.distance_std, each.distance_max, each.cd, *paper[:1], *each.mmd, *paper[1:2],
-                    *(each.kid or ()), *paper[2:], each.total_variation, each.spread]  # fmt: skip
+                    *(each.kid or ()), *paper[2:3], *fid, *paper[3:], each.total_variation, each.spread]  # fmt: skip
         assert found[words.ROWS[each.name][0]] == expected
     heads = [name for name, _ in page.rows]
     assert heads.index(next(h for h in heads if h.startswith("data4.70"))) < heads.index(
         next(h for h in heads if h.startswith("ours0"))
     )  # the floor first
+
+
+def test_columns_of_what_was_not_measured_are_left_out(contents):
+    def columns(rows):
+        page = Page(report(bare(contents, rows=rows)))
+        return next(head for head, _ in page.rows if head.startswith("mean ℓ")), page
+
+    head, page = columns(ROWS)
+    assert head == "mean ℓlargest ℓCD√MMD²KIDFIDtotal variationspread"
+    assert "not asked for" not in page.text
+    head, page = columns([replace(each, kid=None) for each in ROWS])
+    assert head == "mean ℓlargest ℓCD√MMD²FIDtotal variationspread"
+    assert 0.0022 not in page.numbers
+    assert "KID was not asked for" in page.text
+    head, page = columns([replace(each, kid=None, fid=None) for each in ROWS])
+    assert head == "mean ℓlargest ℓCD√MMD²total variationspread"
+    assert "KID and FID were not asked for" in page.text
 
 
 def test_the_headline_says_what_the_numbers_say(page):
@@ -204,6 +231,39 @@ def test_a_baseline_of_less_compute_and_other_ways_are_named(contents):
         "baseline + project (mean ℓ 1.00·10⁻⁷, √MMD² 0.100), baseline repaired" in Page(words.about_others(others)).text
     )
     assert words.about_others(contents) == ""
+
+
+# Along the way
+
+
+def test_the_baseline_is_shown_half_way_and_at_its_end(contents, page):
+    said = (
+        "The mean ℓ of its samples is 0.0119 after half of its steps (92.7 s) and 0.00730 at the end (186 s), each "
+        "over 64 samples."
+    )
+    assert said in page.text
+    assert {0.0119, 92.7} <= set(page.numbers)
+    odd = replace(contents, milestones={"dm": contents.milestones["dm"][::2]})
+    assert words.about_more_compute(odd) == ""
+    assert words.about_more_compute(replace(contents, milestones={})) == ""
+
+
+def test_the_curves_are_the_milestones_and_where_there_are_none_the_ends(contents, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(sections, "efficiency_figure", lambda curves, floor: drawn.append((curves, floor)))
+    monkeypatch.setattr(html, "picture", lambda draw, title, caption, description: draw() or caption)
+    caption = sections._efficiency(contents)
+    assert "over 64 samples as the trainings went on" in caption
+    curves, floor = drawn[0]
+    assert floor == ROWS[0].distance
+    found = {curve.name: np.stack([curve.seconds, curve.mean, curve.std], 1).tolist() for curve in curves}
+    assert found == {
+        "ours, not finetuned": [[120.0, 5e-3, 1e-3], [165.0, 2.9e-3, 4e-4]],
+        "ours": [[185.0, ROWS[1].distance, ROWS[1].distance_std]],
+        "baseline": [[46.4, 0.0212, 1e-3], [92.7, 0.0119, 1e-3], [185.5, 0.0073, 9e-4]],
+    }
+    assert "where each training ends" in sections._efficiency(replace(contents, milestones={}))
+    assert [len(curve.seconds) for curve in drawn[1][0]] == [1, 1, 1]
 
 
 # Partial runs, and what could not be read

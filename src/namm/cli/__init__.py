@@ -7,16 +7,21 @@ arguments, so that help and mistakes are answered at once.
 import difflib
 import os
 import sys
+import traceback
 from importlib import import_module
 
 from namm._version import __version__
-from namm.errors import NammError
+from namm.cli.failures import explain
+from namm.experiments.processes import one_voice
 
 COMMANDS = {
-    "demo": "learn a mirror map on a CPU and show that the rule is kept",
+    "demo": "the whole method on a CPU, in minutes, told as it goes",
     "run": "run an experiment, stage by stage, in a folder that remembers what is done",
+    "sweep": "run an experiment with many settings, here, as processes or as Slurm jobs, and gather one table",
+    "paper": "make a table or figure of the paper, running what is missing",
     "train": "train one thing of an experiment: map, models, finetuning; or the network that counts",
     "sample": "draw samples from a run's model into an HDF5 file",
+    "assimilate": "sample the images behind noisy, partial observations",
     "evaluate": "compare a run's samples, or any images, with data",
     "export": "save a run's model and maps as a pipeline of diffusers",
     "list": "show the runs in a folder",
@@ -27,10 +32,13 @@ COMMANDS = {
     "check": "measure a rule on images and show the worst of them",
 }
 
+DEBUG = "--debug"
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one subcommand and return its exit code: 0 done, 1 failed, 2 wrong usage."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run one subcommand and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    given = sys.argv[1:] if arguments is None else arguments
+    debug, arguments = DEBUG in given, [argument for argument in given if argument != DEBUG]
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("-h", "--help"):
         print(usage())
@@ -42,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f" Did you mean `namm {close[0]}`?" if close else " `namm --help` lists the commands."
         return _fail(f"there is no command {command!r}.{hint}", 2)
-    return _run(command, rest)
+    return _run(command, rest, debug)
 
 
 def spin_briefly() -> None:
@@ -55,18 +63,19 @@ def spin_briefly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
-def _run(command: str, arguments: list[str]) -> int:
+def _run(command: str, arguments: list[str], debug: bool) -> int:
     spin_briefly()
     try:
-        code: int = import_module(f"namm.cli.{command}").main(arguments)
+        with one_voice():
+            code: int = import_module(f"namm.cli.{command}").main(arguments)
         sys.stdout.flush()
-    except NammError as error:
-        return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _fail("interrupted; the same command goes on where this one stopped.", 1)
     except BrokenPipeError:  # the output went to a program that has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        return _fail(*explain(error, command))
     return code
 
 
@@ -81,6 +90,8 @@ def usage() -> str:
             "Generative models that obey a rule.",
             "",
             *lines,
+            "",
+            f"{DEBUG}, with any command, shows where an error came from.",
         ]
     )
 

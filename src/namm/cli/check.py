@@ -64,11 +64,16 @@ def main(arguments: list[str]) -> int:
     if isinstance(options, int):
         return options
 
+    if options.out is not None and not options.out.suffix:
+        raise UsageError(f"--out must name a picture, such as worst.png, not {options.out}.")
+
     from namm.datasets import read_images
+    from namm.experiments.own import blamed_on
 
     rule = named_rule(name, options.rule)
     images = read_images(options.file, key=options.key, layout=options.layout)
-    report = rule.check(images, noise=options.noise)
+    with blamed_on(name):
+        report = rule.check(images, noise=options.noise)
     print(report)
     picture = options.out or Path(f"{options.file.stem}-worst.png")
     _save_picture(rule, images[report.worst : report.worst + 1], report.worst, picture)

@@ -1,6 +1,6 @@
 """`namm evaluate`: the rows of a run's evaluation, of several runs together, or of any images against data."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,17 +12,27 @@ from namm.cli.data import DATASETS
 from namm.cli.options import HELP, parse, pick
 from namm.cli.rules import RULES, named_rule, recipe, rule_settings
 from namm.cli.status import find_run
-from namm.errors import UsageError
+from namm.errors import RunFolderError, UsageError
 from namm.experiments.data_settings import Rule
 
 if TYPE_CHECKING:
     from namm.datasets.batches import Images
-    from namm.evaluation import Scores
+    from namm.evaluation import Extractor
 
 Row = Mapping[str, Any]
 """Scores as JSON has them."""
 
-TITLES = ("ℓ", "median", "worst", "√MMD²", "total variation", "spread")
+COLUMNS: dict[str, tuple[Callable[[Row], Sequence[float] | None], str]] = {
+    "ℓ": (lambda row: (row["distance"]["mean"], row["distance"]["std"]), ".3g"),
+    "median": (lambda row: (row["distance"]["quantiles"][2],), ".3g"),
+    "worst": (lambda row: (row["distance"]["max"],), ".3g"),
+    "√MMD²": (lambda row: row["mmd"], ".4f"),
+    "KID": (lambda row: row.get("kid"), ".4f"),
+    "FID": (lambda row: (row["fid"],) if "fid" in row else None, ".2f"),
+    "total variation": (lambda row: (row["total_variation"],), ".3f"),
+    "spread": (lambda row: (row["spread"],), ".3f"),
+}
+"""Mean, and standard deviation where there is one, of what a column shows, and in which format; none: not measured."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class Files:
     """Random subsets that √MMD² is a mean over."""
     subset_size: int | None = None
     """Images in a subset: 1000, or as many as there are, by default; compare √MMD² of equal sizes only."""
+    inception: bool = False
+    """Also KID and FID, which need the weights of Inception (docs/evaluation.md) and take long without a GPU."""
     seed: int = 0
     """Decides which images are in the subsets."""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
@@ -68,8 +80,9 @@ def usage() -> str:
             "                not needed where the data are a file of `namm data`",
             "  --PARAMETER   the rule's numbers and more: `namm evaluate FILE --against FILE --help`",
             "",
-            "Columns: ℓ over the images; √MMD² to the data over random subsets; total variation and spread (of a pixel",
-            "over the images), as ratios to the data's. The row `data` is what other real images score.",
+            "Columns: ℓ over the images; √MMD² to the data over random subsets; KID and FID where they were asked for;",
+            "total variation and spread (of a pixel over the images), as ratios to the data's. The row `data` is what",
+            "other real images score.",
         ]
     )
 
@@ -89,10 +102,7 @@ def main(arguments: list[str]) -> int:
     runs = [find_run(name) for name in rest]
     _require_alike(runs)
     rows = [_run_rows(run) for run in runs]
-    if len(rows) == 1:
-        _show(_single(rows[0]), rest[0])
-    else:
-        _show(_several(rows), f"mean ± std over {len(rows)} runs")
+    _show(rows, rest[0] if len(rows) == 1 else f"mean ± std over {len(rows)} runs")
     return 0
 
 
@@ -129,7 +139,11 @@ def _run_rows(run: Path) -> dict[str, Row]:
     for stage in STAGES["evaluate"].needs:
         complete_stage(run, stage)
     run_stages(read_yaml(run / SETTINGS), run, until="evaluate", tell=_tell)
-    found = json.loads((run / "evaluate" / METRICS).read_text())["rows"]
+    file = run / "evaluate" / METRICS
+    try:
+        found = json.loads(file.read_text())["rows"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunFolderError(f"{file} cannot be read ({error}): move it away, and it is made anew.") from error
     return {name: found[name] for name in ROWS if name in found}
 
 
@@ -160,8 +174,8 @@ def _files(own: dict[str, str], arguments: list[str]) -> int:
 
     from namm.files import write_json
 
-    rows = {row: asdict(scores) for row, scores in _compare(options, against, name).items()}
-    _show(_single(rows), f"{options.file} against {against}, {name}")
+    rows = _compare(options, against, name)
+    _show([rows], f"{options.file} against {against}, {name}")
     if options.out is not None:
         write_json(options.out, {"rows": rows, "file": str(options.file), "against": str(against), "rule": name})
         print(f"the figures are in {options.out}")
@@ -178,21 +192,45 @@ def _rule_of(data: Path) -> str:
     return next(name for name, kind in DATASETS.items() if kind is DATASETS[dataset] and name in RULES)
 
 
-def _compare(options: Files, against: Path, name: str) -> "dict[str, Scores]":
+def _compare(options: Files, against: Path, name: str) -> dict[str, dict[str, Any]]:
     """The data's floor and the samples."""
     import torch
 
-    from namm.evaluation import compare, floor
+    from namm.evaluation import Extractor, compare, floor, picture_for
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rule = named_rule(name, options.rule).to(device)
+    extractor = Extractor(picture_for(rule), device=device) if options.inception else None
     with ExitStack() as stack:
         samples = _open(options.file, options.key, options.layout, stack)
         data = _open(against, options.against_key, options.against_layout, stack)
         size = options.subset_size or min(1000, samples.shape[0], data.shape[0] // 2)
         how: dict[str, Any] = {"subsets": options.subsets, "size": size, "seed": options.seed, "device": device}
         print(f"√MMD² over {options.subsets} subsets of {size} images", flush=True)
-        return {"data": floor(data, rule, **how), "samples": compare(samples, data, rule, **how)}
+        scores = {"data": floor(data, rule, **how), "samples": compare(samples, data, rule, **how)}
+        rows = {row: asdict(each) for row, each in scores.items()}
+        if extractor is not None:
+            _add_inception(rows, samples, data, extractor, size, options.seed)
+        return rows
+
+
+def _add_inception(
+    rows: dict[str, dict[str, Any]], samples: "Images", data: "Images", extractor: "Extractor", size: int, seed: int
+) -> None:
+    """KID and FID to one half of the data, of the other half and of as many samples."""
+    import numpy as np
+
+    from namm.evaluation import fid, kid
+    from namm.evaluation.rows import View, random_rows
+
+    n = min(samples.shape[0], data.shape[0] // 2)
+    mixed = random_rows(data.shape[0], data.shape[0] // 2, seed, "inception")
+    others = np.delete(np.arange(data.shape[0]), mixed)
+    reference = View(data, mixed[:n])
+    print(f"KID and FID of {n} images against {n}", flush=True)
+    for name, images in (("data", View(data, others[:n])), ("samples", View(samples, np.arange(n)))):
+        rows[name]["kid"] = kid(reference, images, extractor, size=min(size, n), seed=seed)
+        rows[name]["fid"] = fid(reference, images, extractor)
 
 
 def _open(path: Path, key: str | None, layout: str | None, stack: ExitStack) -> "Images":
@@ -213,43 +251,32 @@ def _open(path: Path, key: str | None, layout: str | None, stack: ExitStack) -> 
 # The table
 
 
-def _single(rows: Mapping[str, Row]) -> Iterable[tuple[str, ...]]:
-    """Cells of one set of rows: mean ± std over images, and over subsets."""
-    for name, row in rows.items():
-        mean, std, median, worst, mmd, mmd_std, variation, spread = _figures(row)
-        yield (
-            name,
-            f"{mean:.3g} ± {std:.2g}",
-            f"{median:.3g}",
-            f"{worst:.3g}",
-            f"{mmd:.4f} ± {mmd_std:.4f}",
-            f"{variation:.3f}",
-            f"{spread:.3f}",
-        )
-
-
-def _several(runs: Sequence[Mapping[str, Row]]) -> Iterable[tuple[str, ...]]:
-    """Cells of several runs: mean ± standard deviation over those that have the row."""
-    import numpy as np
-
-    for name in dict.fromkeys(name for rows in runs for name in rows):
-        figures = np.array([_figures(rows[name]) for rows in runs if name in rows])
-        mean, std = figures.mean(0), figures.std(0, ddof=1) if len(figures) > 1 else np.zeros(figures.shape[1])
-        yield (name, *(f"{mean[k]:.3g} ± {std[k]:.2g}" for k in (0, 2, 3, 4, 6, 7)))
-
-
-def _figures(row: Row) -> tuple[float, ...]:
-    """Mean, deviation, median and largest ℓ; √MMD² and its deviation; total variation; spread."""
-    distance = row["distance"]
-    ell = distance["mean"], distance["std"], distance["quantiles"][2], distance["max"]
-    return (*ell, *row["mmd"], row["total_variation"], row["spread"])
-
-
-def _show(rows: Iterable[tuple[str, ...]], title: str) -> None:
+def _show(runs: Sequence[Mapping[str, Row]], title: str) -> None:
+    """The rows of a run, or of several together, in all columns that anything was measured for."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", *TITLES, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
+    names = list(dict.fromkeys(name for rows in runs for name in rows))
+    cell = _single if len(runs) == 1 else _several
+    cells = {
+        title: [cell([found for rows in runs if name in rows and (found := read(rows[name]))], form) for name in names]
+        for title, (read, form) in COLUMNS.items()
+    }
+    shown = {title: column for title, column in cells.items() if any(column)}
+    table = Table("", *shown, title=title, title_justify="left")
+    for name, *row in zip(names, *shown.values(), strict=True):
+        table.add_row(name, *(each or "–" for each in row))
     Console().print(table)
+
+
+def _single(found: Sequence[Sequence[float]], form: str) -> str:
+    """Mean ± std over images or over subsets."""
+    return " ± ".join(f"{value:{form}}" for value in found[0]) if found else ""
+
+
+def _several(found: Sequence[Sequence[float]], form: str) -> str:
+    """Mean ± standard deviation over runs."""
+    from statistics import fmean, stdev
+
+    means = [each[0] for each in found]
+    return f"{fmean(means):.3g} ± {stdev(means) if len(means) > 1 else 0:.2g}" if found else ""

@@ -52,5 +52,6 @@ def main(arguments: list[str]) -> int:
     print(f"{options.model} of {run}, {THROUGH[stage]}, is in {folder}")
     print(f'  from namm import NAMMPipeline; pipe = NAMMPipeline.from_pretrained("{folder}"{own})')
     if own:
-        print(f"  where rule is {rule!r}, which no folder can hold")
+        named = getattr(trained.settings.data, "constraint", "") or repr(rule)
+        print(f"  where rule is {named} as a namm.Constraint, which no folder can hold")
     return 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from namm.errors import UsageError
+from namm.experiments.processes import is_main, let_speak
 
 T = TypeVar("T")
 
@@ -72,6 +73,15 @@ def parse(
     if usage and set(arguments) & set(HELP):
         print(usage + "\n")
     try:
-        return tyro.cli(kind, args=list(arguments), prog=prog, description=description or None, **options)
+        return tyro.cli(
+            kind,
+            args=list(arguments),
+            prog=prog,
+            description=description or None,
+            console_outputs=is_main(),
+            **options,
+        )
     except SystemExit as exit_:
+        if not is_main():
+            let_speak()
         return exit_.code if isinstance(exit_.code, int) else 1

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from namm.cli.options import HELP, parse, pick, refuse_near_misses, take_name
 from namm.errors import UsageError
-from namm.experiments.presets import EXPERIMENTS, PRESETS, Preset, preset
+from namm.experiments.data_settings import OwnData
+from namm.experiments.presets import EXPERIMENTS, OWN, PRESETS, Preset, preset, require_name
 from namm.experiments.settings import Settings
-from namm.experiments.stages import MAIN_LINE, STAGES, stages_until
+from namm.experiments.stages import MAIN_LINE, STAGES
 
-OWN = ("preset", "until", "out", "config")
+OPTIONS = ("preset", "until", "out", "config", "data", "constraint")
 
 
 def usage() -> str:
@@ -18,9 +19,10 @@ def usage() -> str:
     return "\n".join(
         [
             "usage: namm run NAME [--preset PRESET] [--until STAGE] [--out DIR] [--config FILE] [--SETTING VALUE]",
+            "       namm run --data FILE --constraint module:name [the same options]",
             "",
             "Run an experiment stage by stage. What is done is not done again, what was cut short goes on, and a",
-            "changed setting reruns only what depends on it.",
+            "changed setting reruns only what depends on it. The second form takes images and a rule of your own.",
             "",
             f"  NAME           {', '.join(EXPERIMENTS)}",
             "  --preset       "
@@ -29,6 +31,11 @@ def usage() -> str:
             "                 mvae and vae only where they are asked for",
             "  --out DIR      folder of the run (default: runs/NAME)",
             "  --config FILE  settings.yaml of another run, or a part of one",
+            "  --data FILE    your images: HDF5, NPY or NPZ file, or a folder of PNGs, with --data.key and",
+            "                 --data.layout where it does not say; arrays train, val and test are taken as such,",
+            "                 a single one is split at random",
+            "  --constraint   your rule, module:name: a function (B, C, H, W) -> (B,) or a namm.Constraint, imported",
+            "                 with the current folder on the path",
             '  --SETTING      any setting, as in --map.train.budget "500 steps"; `namm run NAME --help` lists them',
         ]
     )
@@ -36,7 +43,7 @@ def usage() -> str:
 
 def main(arguments: list[str]) -> int:
     """Run an experiment."""
-    return carry_out(arguments, "namm run", usage(), OWN)
+    return carry_out(arguments, "namm run", usage(), OPTIONS)
 
 
 def carry_out(
@@ -46,16 +53,14 @@ def carry_out(
     own, rest = pick(arguments, options)
     until = own.get("until", until)
     name, rest = take_name(rest)
-    if name is None and (not arguments or set(rest) & set(HELP)):
+    if name is None and not _names_own(own) and (not arguments or set(rest) & set(HELP)):
         print(help_)
         return 0 if arguments else 2
     refuse_near_misses(rest, options)
-    base = _base(command, name, own)
-    settings = _settings(f"{command} {base.experiment}", base, rest, help_)
-    if isinstance(settings, int):
-        return settings
-    stages_until(until, settings)
-    chosen = replace(base, settings=_placed(settings))
+    require_name(until or MAIN_LINE, STAGES, "stage")
+    chosen = choose(command, name, own, rest, help_)
+    if isinstance(chosen, int):
+        return chosen
     folder = Path(own.get("out", Path("runs") / chosen.experiment))
 
     from namm.experiments.run import run
@@ -66,15 +71,38 @@ def carry_out(
     return 0
 
 
+def choose(command: str, name: str | None, own: dict[str, str], arguments: list[str], help_: str) -> Preset | int:
+    """The experiment `name`, or that of the options `own`, with the settings in `arguments`; or an exit code."""
+    base = _base(command, name, own)
+    prog = f"{command} {base.experiment}"
+    settings = _settings(prog, base, arguments, help_)
+    if isinstance(settings, int):
+        return settings
+    if isinstance(settings.data, OwnData):
+        settings = _prepared(prog, base, settings, arguments, measure="config" not in own)
+    return replace(base, settings=_placed(settings))
+
+
 def _base(command: str, name: str | None, own: dict[str, str]) -> Preset:
     """The preset, or what the file says, before single settings are changed."""
     if "config" not in own:
-        if name is None:
-            raise UsageError(f"which experiment? Its name comes first: {command} {'|'.join(EXPERIMENTS)}.")
-        return preset(name, own.get("preset", "demo"))
+        if name is None and not _names_own(own):
+            raise UsageError(
+                f"which experiment? Its name comes first: {command} {'|'.join(EXPERIMENTS)}; or bring your own: "
+                f"{command} --data FILE --constraint module:name."
+            )
+        if name in (None, OWN):
+            base = preset(OWN, own.get("preset", "demo"))
+            data = OwnData(file=own.get("data", ""), constraint=own.get("constraint", ""))
+            return replace(base, settings=replace(base.settings, data=data))
+        if _names_own(own):
+            raise UsageError(f"--data and --constraint bring an experiment of your own: leave out {name!r}.")
+        return preset(str(name), own.get("preset", "demo"))
 
     from namm.experiments.plain import read_yaml
 
+    if _names_own(own):
+        raise UsageError(f"{own['config']} names its own data: leave out --data and --constraint, or change it there.")
     base = read_yaml(Path(own["config"]))
     for what, asked, found in (("experiment", name, base.experiment), ("preset", own.get("preset"), base.name)):
         if asked not in (None, found):
@@ -82,6 +110,19 @@ def _base(command: str, name: str | None, own: dict[str, str]) -> Preset:
                 f"{own['config']} is for the {what} {found!r}, not {asked!r}: leave {asked!r} out, or use another file."
             )
     return base
+
+
+def _names_own(own: dict[str, str]) -> bool:
+    return "data" in own or "constraint" in own
+
+
+def _prepared(prog: str, base: Preset, asked: Settings, arguments: list[str], *, measure: bool) -> Settings:
+    """The settings of the user's own experiment with what its file and rule tell; what was asked for stays."""
+    from namm.experiments.own import prepare
+
+    found = prepare(asked, base.settings, tell, measure=measure)
+    again = _settings(prog, replace(base, settings=found), arguments, "")
+    return found if isinstance(again, int) else again
 
 
 def _placed(settings: Settings) -> Settings:

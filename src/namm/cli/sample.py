@@ -11,13 +11,13 @@ from tyro.conf import Positional, arg
 from namm.cli.options import parse
 from namm.cli.status import find_run
 from namm.errors import Interrupted, UsageError
-from namm.experiments.settings import SamplerSettings, Settings
+from namm.experiments.settings import SamplerSettings, SamplingMethod, Settings
 
 if TYPE_CHECKING:
     from namm.experiments.trained import Trained
     from namm.generative.mirrored import Mirrored
 
-STEPS = {"euler-maruyama": 1000, "ancestral": 1000, "ddim": 200, "dpm-solver": 50, "unipc": 50}
+STEPS = {"euler-maruyama": 1000, "ancestral": 1000, "ddim": 200, "dpm-solver": 50, "sde-dpm-solver": 50, "unipc": 50}
 """Evaluations of the network for a sampler that is not the run's own."""
 
 THROUGH = {"finetune": "through the finetuned f", "map": "through the map's f, not finetuned", None: "as it is"}
@@ -42,7 +42,7 @@ class Sample:
     """Which model; mdm goes through the finetuned f where there is one."""
     seed: int | None = None
     """By default one that neither the finetuning nor the evaluation has used."""
-    sampler: Literal["euler-maruyama", "ancestral", "ddim", "dpm-solver", "unipc"] | None = None
+    sampler: SamplingMethod | None = None
     """The evaluation's (`evaluate.sampler`) by default."""
     steps: int | None = None
     """Evaluations of the network: those of the evaluation, or what suits another sampler."""

@@ -20,7 +20,7 @@ TARGETS = {
     "vae": "its baseline: the same autoencoder on x, at equal compute",
     "counter": "the network that counts galaxies, for the rule `count`; belongs to no experiment",
 }
-OWN = ("preset", "out", "config")
+OPTIONS = ("preset", "out", "config", "data", "constraint")
 
 
 def usage() -> str:
@@ -29,6 +29,7 @@ def usage() -> str:
     return "\n".join(
         [
             "usage: namm train WHAT NAME [--preset PRESET] [--out DIR] [--config FILE] [--SETTING VALUE]",
+            "       namm train WHAT --data FILE --constraint module:name [the same options]",
             "       namm train counter [-o FILE] [options]",
             "",
             "Train one thing of an experiment and whatever it needs that is not there yet: the same as",
@@ -74,7 +75,7 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"what to train comes first: namm train {'|'.join(TARGETS)}.")
     if require_name(what, TARGETS, "thing to train called") == "counter":
         return _counter(rest)
-    return carry_out(rest, f"namm train {what}", usage(), OWN, until=what)
+    return carry_out(rest, f"namm train {what}", usage(), OPTIONS, until=what)
 
 
 def _counter(arguments: list[str]) -> int:

@@ -182,7 +182,7 @@ def kid(
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.filterwarnings("ignore", message=".*save all extracted features in buffer.*")
         torch.manual_seed(fold(seed, "kid"))
-        metric = KernelInceptionDistance(feature=_Given(), subsets=subsets, subset_size=size)
+        metric = KernelInceptionDistance(feature=_Given(), subsets=subsets, subset_size=size, sync_on_compute=False)
         mean, std = _fed(metric, real, samples, extractor or Extractor()).compute()
     return Estimate(float(mean), float(std))
 
@@ -202,7 +202,7 @@ def fid(real: Images, samples: Images, extractor: Extractor | None = None) -> fl
     from torchmetrics.image.fid import FrechetInceptionDistance
 
     extractor = extractor or Extractor()
-    metric = FrechetInceptionDistance(feature=_Given(extractor.num_features))
+    metric = FrechetInceptionDistance(feature=_Given(extractor.num_features), sync_on_compute=False)
     return float(_fed(metric, real, samples, extractor).compute())
 
 

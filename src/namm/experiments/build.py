@@ -1,7 +1,8 @@
 """From settings to objects: the one place where a name is turned into the thing it names."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from namm.constraints import Constraint, Count, Counter, DivergenceFree, Periodi
 from namm.constraints.burgers import Burgers
 from namm.datasets import BlackHoles, BurgersTrajectories, Dataset, Galaxies, KolmogorovFlow, UnitCells
 from namm.errors import UsageError
+from namm.experiments import own
 from namm.experiments.data_settings import (
     BurgersData,
     BurgersRule,
@@ -20,6 +22,8 @@ from namm.experiments.data_settings import (
     DivergenceRule,
     FluxData,
     FluxRule,
+    OwnData,
+    OwnRule,
     PeriodicData,
     PeriodicRule,
     Rule,
@@ -78,12 +82,15 @@ SAMPLERS: dict[str, Callable[[int], Sampler]] = {
     "ancestral": Ancestral,
     "ddim": DDIM,
     "dpm-solver": DPMSolver,
+    "sde-dpm-solver": partial(DPMSolver, stochastic=True),
     "unipc": UniPC,
 }
 
 
 def dataset(data: Data) -> Dataset:
     """The recipe that draws the images."""
+    if isinstance(data, OwnData):
+        return own.images(data)
     if type(data) not in DATASETS:
         known = ", ".join(_short(kind) for kind in DATASETS)
         raise UsageError(f"this version cannot draw the data of {_short(type(data))!r} yet; it can draw {known}.")
@@ -103,6 +110,8 @@ def constraint(rule: Rule) -> Constraint:
             return Count(_counter(rule), rule.count)
         case BurgersRule():
             return Burgers(**plain(rule) | {"step": STEPS[rule.step]})
+        case OwnRule():
+            return own.known_rule(rule)
     raise UsageError(
         f"this version does not have the rule of {_short(type(rule))!r} yet; "
         "it has flux, burgers, divergence, periodic, count."
@@ -172,7 +181,9 @@ def check(settings: Settings) -> None:
     model = diffusion(settings.mdm.network, settings.mdm.diffusion, images.shape, settings.mdm.train.seed)
     with torch.no_grad():
         y = maps.to_mirror(torch.zeros(1, *images.shape))
-        rule(maps.to_data(y))
+        x = maps.to_data(y)
+        with own.blamed_on(settings.data.constraint) if isinstance(settings.data, OwnData) else nullcontext():
+            rule(x)
         model.loss(y)
 
 

@@ -6,10 +6,13 @@ construction: whoever changes Δt changes it for the simulator and for ℓ.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from namm.errors import UsageError
+
+PLACE = {"place": True}
+"""Marks a setting that says where a thing is, and not which: the thing may move, and nothing is done again."""
 
 # The rules
 
@@ -75,6 +78,18 @@ class CountRule(Rule):
     """File of the counting network, as `namm train counter` writes it."""
 
 
+@dataclass(frozen=True)
+class OwnRule(Rule):
+    """One of the user's own."""
+
+    constraint: str = ""
+    """`module:name` of a function (B, C, H, W) -> (B,) or of a namm.Constraint."""
+    folder: str = field(default="", metadata=PLACE)
+    """Where the module was imported from."""
+    source: str = ""
+    """Hash of the module's source."""
+
+
 # The data
 
 
@@ -102,6 +117,11 @@ class Data(ABC):
     def sizes(self) -> dict[str, int]:
         """Images per split."""
         return {"train": self.n_train, "val": self.n_val, "test": self.n_test}
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the numbers of images are known; those of the user's own file are not before it is opened."""
+        return True
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -247,3 +267,47 @@ class CountData(Data):
     def rule(self) -> CountRule:
         """The same count."""
         return CountRule(count=self.count, counter=self.counter)
+
+
+@dataclass(frozen=True)
+class OwnData(Data):
+    """Images of the user's own, copied from a file."""
+
+    n_train: int = 0
+    """Images to train on; 0: as many as the file's own split has, or is left of a single array."""
+    n_val: int = 0
+    """Held-out images to watch the training with; 0: the file's own split, or a tenth."""
+    n_test: int = 0
+    """Held-out images to evaluate with; 0: the file's own split, or a tenth."""
+    seed: int = 0
+    """Decides which images are in which split, where the file has no splits."""
+    file: str = field(default="", metadata=PLACE)
+    """HDF5, NPY or NPZ file, or a folder of PNGs."""
+    key: str | None = None
+    """Name of the array in the file, where it holds several; not needed where they are train, val and test."""
+    layout: Literal["NCHW", "NHWC"] | None = None
+    """Order of the file's axes; our own files and PNGs know theirs."""
+    content: str = ""
+    """Hash of the file; found, not chosen."""
+    shape: tuple[int, ...] = ()
+    """(C, H, W) of an image; found."""
+    constraint: str = ""
+    """The rule: `module:name` of a function (B, C, H, W) -> (B,) or of a namm.Constraint."""
+    folder: str = field(default="", metadata=PLACE)
+    """Where the module was imported from; found."""
+    source: str = ""
+    """Hash of the module's code; found."""
+
+    def __post_init__(self) -> None:
+        if self.is_counted or min(self.sizes.values()) < 0:
+            super().__post_init__()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the file has been opened."""
+        return bool(self.content)
+
+    @property
+    def rule(self) -> OwnRule:
+        """The rule that was named with the file."""
+        return OwnRule(self.constraint, self.folder, self.source)

@@ -1,70 +1,166 @@
-"""The demonstration: the periodic experiment's smallest preset, up to its map, shown on images it has not seen.
+"""The demonstration: the whole of Burgers' experiment at its smallest, told to somebody who sees it for the first time.
 
-Held-out images x get noise of σ_max twice: directly, and in mirror space before they are mapped back. If the map has
-learned the rule, ℓ(f(g(x) + σz)) is far below ℓ(x + σz), while f(g(x)) is still x.
+What is run is `namm run burgers` with the preset `demo`. Here are only the words, and a version of seconds (`quick`)
+that goes through the same motions and learns nothing.
 """
 
-from dataclasses import dataclass, replace
+import json
+import shlex
+import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from namm.datasets import open_store
-from namm.experiments import build
-from namm.experiments.data_stage import images_file
-from namm.experiments.map_stage import measure, mirror_folder
-from namm.experiments.presets import Preset, preset
+from namm.evaluation.milestone import Milestone, half_way
+from namm.evaluation.quality import ratio
+from namm.experiments.data_settings import BurgersData
+from namm.experiments.evaluate_stage import METRICS
+from namm.experiments.folder import Record, is_done
+from namm.experiments.presets import preset
+from namm.experiments.report_stage import FILE
 from namm.experiments.run import Tell, run
-from namm.maps import MirrorMap
-from namm.numerics import generator
+from namm.experiments.settings import ForwardSettings, NetworkSettings, SamplerSettings, Settings, with_seed
+from namm.experiments.stages import MAIN_LINE, stage_keys, stages_until
+from namm.report.words import NOISY, SMOOTH
+from namm.training.settings import TrainSettings
 
-HELD_OUT = 256
+INTRODUCTION = (
+    "Images that obey Burgers' equation: each column is a velocity field, the next column the same field a moment "
+    "later. ℓ(x) says how far an image x is from the equation, and it is zero where it holds. A diffusion model that "
+    "is trained on such images makes new ones that look right and break the equation. Here both ways are tried, with "
+    "the same network and the same compute."
+)
+ABOUT = {
+    "data": "Solving the equation from random starts: images to learn from, and others to judge by.",
+    "map": "Learning a map g to a mirror space without the rule, and a map f back that lands on the rule even where "
+    "noise was added.",
+    "mdm": "Training a diffusion model on the mirror images g(x), where nothing has to be obeyed.",
+    "samples": "Drawing samples from it, to see what f will really be given.",
+    "finetune": "Training f a little more, on those samples.",
+    "dm": "The baseline: the same diffusion model on the images themselves, for the compute that all of this took.",
+    "evaluate": "Drawing new samples of both, and comparing them with real images that nobody was trained on.",
+    "report": "Writing all this on one page.",
+}
+FOUND = {
+    "data": "{images} images of {shape}; their own mean ℓ is {distance_mean:.1g}, which is rounding",
+    "map": "{steps} steps; on held-out images noise makes a mean ℓ of {distance_noise:.2g}, and the same noise, added "
+    "in mirror space and brought back by f, {distance_map:.2g}",
+    "mdm": "{steps} steps",
+    "samples": "{samples} samples; brought back by f they have a mean ℓ of {distance_mean:.2g}",
+    "finetune": "{steps} steps; on held-out samples mean ℓ went from {distance_samples_before:.2g} to "
+    "{distance_samples:.2g}",
+    "dm": "{steps} steps",
+    "evaluate": "compute was {compute}",
+}
+WIDTH = 100
+"""Letters in a line."""
 
 
-@dataclass(frozen=True)
-class DemoResult:
-    """What the demonstration shows.
+def demo(folder: str | Path, *, seed: int = 0, quick: bool = False, tell: Tell = print, progress: bool = True) -> Path:
+    """Run everything, or what is missing of it, and tell what happens; returns the path of the report.
 
-    Attributes:
-        figures: As `namm.experiments.map_stage.measure` returns them.
-        images: x, x + σz, g(x) and f(g(x) + σz) by these names, each (N, 1, H, W).
-        distances: ℓ of those of them that live in data space, each (N,).
-        sigma: σ.
-        compute_seconds: Time spent in training steps.
+    Args:
+        folder: Of the run; one that was interrupted goes on, a finished one is told again.
+        seed: Of data, trainings and samples.
+        quick: Shrink everything to seconds.
+        tell: Called with what is to be printed.
+        progress: Show progress bars.
     """
+    folder, chosen = Path(folder), preset("burgers", "demo")
+    settings = with_seed(_shrunk(chosen.settings) if quick else chosen.settings, seed)
+    chosen = replace(chosen, settings=settings)
+    stages, keys = stages_until(MAIN_LINE, settings), stage_keys(settings)
 
-    figures: dict[str, float]
-    images: dict[str, Tensor]
-    distances: dict[str, Tensor]
-    sigma: float
-    compute_seconds: float
+    def pass_on(line: str) -> None:
+        """What does not concern a single stage: of those we tell ourselves."""
+        if line.split(maxsplit=1)[0] not in ABOUT:
+            tell(_filled(line))
+
+    tell(_filled(INTRODUCTION))
+    for k, stage in enumerate(stages, 1):
+        tell("\n" + _filled(f"{k} of {len(stages)}, {stage.name}{_budget(settings, stage.name)}: {ABOUT[stage.name]}"))
+        before = is_done(folder / stage.name, keys[stage.name])
+        record = run(chosen, folder, until=stage.name, tell=pass_on, progress=progress)[stage.name]
+        tell(_filled(f"{'done before, ' if before else ''}{_outcome(stage.name, record)}.", "    "))
+    metrics = json.loads((folder / "evaluate" / METRICS).read_text())
+    tell("\n" + "\n".join(_filled(line) for line in conclusion(metrics)))
+    tell(f"\nNext:\n{_next(folder)}\n")
+    path = folder / MAIN_LINE / FILE
+    tell(f"The report, with pictures: {path}")
+    return path
 
 
-def demo(folder: str | Path, *, steps: int = 1000, seed: int = 0, tell: Tell = print) -> DemoResult:
-    """Make the images and learn the map, or go on with it, then measure it."""
-    chosen = _chosen(steps, seed)
-    records = run(chosen, folder, until="map", tell=tell)
-    return _show(chosen, Path(folder), records["map"].compute_seconds)
+def conclusion(metrics: Mapping[str, Any]) -> list[str]:
+    """What came out, in sentences that depend on the numbers of `evaluate/metrics.json`."""
+    ours, base, floor = (metrics["rows"][name] for name in ("finetuned", "dm", "data"))
+    half = half_way([Milestone(**each) for each in metrics["milestones"].get("dm", ())])
+    distances = [row["distance"]["mean"] for row in (ours, base, floor)]
+    mmds = [row["mmd"][0] for row in (ours, base, floor)]
+    variation = ours["total_variation"]
+    verdict = "closer to the equation than the baseline's"
+    if distances[0] >= distances[1]:
+        verdict = "not closer to the equation than the baseline's"
+    look = "neither smoother nor rougher than the data, so the equation is not kept by blurring"
+    if not SMOOTH <= variation <= NOISY:
+        look = f"{'smoother' if variation < SMOOTH else 'rougher'} than the data: look at them before you trust ℓ"
+    more = "" if half is None else f" Half-way through its training the baseline had {half.mean:.3g}."
+    return [
+        f"Our samples are {verdict}: their mean ℓ is {distances[0]:.3g} against {distances[1]:.3g}, "
+        f"{ratio(distances[0], distances[1]):.2f} times the baseline's (real images: {distances[2]:.1g})." + more,
+        f"Do they look like the data? √MMD² to held-out images is {mmds[0]:.4f} against {mmds[1]:.4f}, "
+        f"{ratio(mmds[0], mmds[1]):.2f} times the baseline's (real images: {mmds[2]:.4f}; smaller is better).",
+        f"Their total variation is {variation:.2f} of the data's: they are {look}.",
+    ]
 
 
-def _chosen(steps: int, seed: int) -> Preset:
-    chosen = preset("periodic", "demo")
-    s = chosen.settings
-    train = replace(s.map.train, budget=f"{steps} steps", seed=seed)
-    return replace(chosen, settings=replace(s, data=replace(s.data, seed=seed), map=replace(s.map, train=train)))
+def _outcome(stage: str, record: Record) -> str:
+    """How long a stage took, and what it found."""
+    compute = f", {record.compute_seconds:.0f} s of it compute" if record.compute_seconds else ""
+    found = f": {FOUND[stage].format(**record.results)}" if stage in FOUND else ""
+    return f"{record.seconds:.0f} s{compute}{found}"
 
 
-@torch.no_grad()
-def _show(chosen: Preset, folder: Path, compute_seconds: float) -> DemoResult:
-    settings = chosen.settings
-    rule, sigma = build.constraint(settings.data.rule), settings.map.sigma_max
-    mirror = MirrorMap.load(mirror_folder(folder / "map"))
-    with open_store(images_file(folder / "data")) as store:
-        x = store["test"][:HELD_OUT]
-    noise = sigma * torch.randn(x.shape, generator=generator(settings.map.train.seed, "demo"))
-    y = mirror.to_mirror(x)
-    images = {"x": x, "x + σz": x + noise, "g(x)": y, "f(g(x) + σz)": mirror.to_data(y + noise)}
-    distances = {name: rule(batch) for name, batch in images.items() if name != "g(x)"}
-    figures = measure(mirror, rule, x, sigma, settings.map.train.seed)
-    return DemoResult(figures, images, distances, sigma, compute_seconds)
+def _next(folder: Path) -> str:
+    """What to try after this."""
+    where = shlex.quote(str(folder))
+    commands = {
+        f"namm evaluate {where}": "every figure, also of the baseline projected and repaired",
+        f"namm sample {where} -n 100 -o samples.h5": "more samples",
+        "namm run periodic": "another rule; `namm run --help` lists all",
+        "namm run burgers --preset gpu": "the paper's size of images, on a GPU",
+        "python examples/own_constraint.py": "a rule of your own, on images of your own",
+    }
+    width = max(map(len, commands))
+    return "\n".join(f"    {command:<{width}}  {what}" for command, what in commands.items())
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+def _budget(settings: Settings, stage: str) -> str:
+    """How long a training is to take, where that is known."""
+    parts = {"map": settings.map.train, "mdm": settings.mdm.train, "finetune": settings.finetune.train}
+    return f" ({parts[stage].budget})" if stage in parts else ""
+
+
+def _shrunk(s: Settings) -> Settings:
+    """Images of 8 × 8, networks of a few filters and a few steps of everything."""
+
+    def short(train: TrainSettings) -> TrainSettings:
+        return replace(train, budget="6 steps", batch_size=4)
+
+    sampler = SamplerSettings(s.evaluate.sampler.method, 4)
+    f = replace(s.map.f, filters=4, blocks=1, downsamplings=1)
+    network = NetworkSettings(filters=8, multipliers=(1,), blocks=1, attention=(), dropout=0.0, unshuffle=2)
+    return replace(
+        s,
+        data=BurgersData(80, 16, 64, size=8, dt=0.05),
+        map=replace(s.map, g=ForwardSettings(layers=1, filters=4), f=f, train=short(s.map.train)),
+        mdm=replace(s.mdm, network=network, train=short(s.mdm.train)),
+        samples=replace(s.samples, n=32, n_val=16, sampler=sampler),
+        finetune=replace(s.finetune, train=short(s.finetune.train)),
+        dm=replace(s.dm, train=short(s.dm.train)),
+        evaluate=replace(s.evaluate, n=64, subset=32, mmd_subsets=2, milestone_samples=16, sampler=sampler),
+    )

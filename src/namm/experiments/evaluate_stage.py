@@ -7,10 +7,11 @@
     projected    the baseline's samples, projected on the rule's set, where the rule has a projection
     repaired     the baseline's samples through g and the finetuned f
 
-All are compared with the same reference images, and both models are run by the same sampler from the same seed.
+All are compared with the same reference images, and both models are run by the same sampler from the same seed. How
+the trainings came there is measured on fewer samples, `namm.experiments.milestones`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
@@ -24,11 +25,14 @@ from namm.datasets import open_store
 from namm.datasets.batches import Images, map_images
 from namm.datasets.store import Store
 from namm.evaluation import Extractor, compare, fid, kid, picture_for
+from namm.evaluation.milestone import Milestone, half_way
 from namm.evaluation.rows import View
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.folder import read_record
+from namm.experiments.milestones import milestones
 from namm.experiments.model_stage import EQUAL_COMPUTE
+from namm.experiments.processes import alone, is_main
 from namm.experiments.settings import EvaluateSettings
 from namm.experiments.stages import Outcome, Work
 from namm.experiments.trained import Trained, describe_samples, device
@@ -53,13 +57,20 @@ def make_evaluation(work: Work) -> Outcome:
         rule, before, after = trained.rule(), trained.mirror("map"), trained.mirror("finetune")
         ours = stack.enter_context(_samples(work, OURS, trained.source("mdm", after), rule))
         baseline = stack.enter_context(_samples(work, BASELINE, trained.source("dm", IdentityMap()), rule))
-        extractor = _extractor(work, rule)
-        rows = {
-            name: _scores(settings, images, store[settings.reference], rule, extractor)
-            for name, images in _rows(work, store, rule, before, after, ours, baseline)
-        }
-    write_json(work.folder / METRICS, {"rows": rows, **_costs(work)})
-    return Outcome(_headline(rows), (METRICS, OURS, BASELINE))
+
+        def measured() -> dict[str, dict[str, Any]]:
+            extractor = _extractor(work, rule)
+            return {
+                name: _scores(settings, images, store[settings.reference], rule, extractor)
+                for name, images in _rows(work, store, rule, before, after, ours, baseline)
+            }
+
+        rows = alone(measured)
+        found = milestones(work, trained, rule, ours, baseline)
+    costs, along = _costs(work), {name: [asdict(each) for each in them] for name, them in found.items()}
+    if is_main():
+        write_json(work.folder / METRICS, {"rows": rows, **costs, "milestones": along})
+    return Outcome(_headline(rows, found) | {"compute": _in_words(costs)}, (METRICS, OURS, BASELINE))
 
 
 def _scores(
@@ -143,11 +154,20 @@ def _costs(work: Work) -> dict[str, Any]:
     }
 
 
-def _headline(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+def _in_words(costs: dict[str, Any]) -> str:
+    """What both sides cost, stage by stage."""
+    parts = ", ".join(f"{name} {costs['compute_seconds'][name]:.1f}" for name in EQUAL_COMPUTE)
+    ours, baseline = costs["compute_seconds_ours"], costs["compute_seconds_baseline"]
+    return f"ours {ours:.1f} s ({parts}) and baseline {baseline:.1f} s"
+
+
+def _headline(rows: dict[str, dict[str, Any]], found: Mapping[str, Sequence[Milestone]]) -> dict[str, float]:
     ours, baseline = rows["finetuned"], rows["dm"]
+    half = half_way(found.get("dm", []))
     return {
         "distance_ours": ours["distance"]["mean"],
         "distance_baseline": baseline["distance"]["mean"],
+        **({} if half is None else {"distance_baseline_half_way": half.mean}),
         "mmd_ours": ours["mmd"][0],
         "mmd_baseline": baseline["mmd"][0],
         "mmd_data": rows["data"]["mmd"][0],

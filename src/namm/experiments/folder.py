@@ -4,6 +4,7 @@ run.json              the experiment's name; a folder without it is not ours
 settings.yaml         the settings of the last call; earlier ones are kept as settings.<hash>.yaml
 data/  map/  …        one folder per stage, each with stage.json
 map.<key>/            a stage set aside because settings changed; it comes back when they do
+failure.json          of a cell of a study: why its last attempt failed, and with which settings
 
 Nothing is deleted or overwritten, and `kill -9` between any two operations leaves a folder that the next call
 understands: a stage's folder appears by one rename, with the key it belongs to already in its stage.json; setting
@@ -25,6 +26,7 @@ from namm.files import remove_partials, rename_durably, write_atomically, write_
 
 KIND = "namm run"
 RUN, SETTINGS, RECORD = "run.json", "settings.yaml", "stage.json"
+FAILURE = "failure.json"
 DRAFT = ".new"  # suffix of a stage's folder before it has its record
 
 
@@ -90,7 +92,7 @@ def require_run(folder: Path, experiment: str) -> None:
                 "choose another folder with --out."
             )
         return
-    ours = (".lock", f".{RUN}.")
+    ours = (".lock", f".{RUN}.", FAILURE, f".{FAILURE}.")
     if foreign := sorted(p.name for p in folder.iterdir() if not p.name.startswith(ours)):
         raise RunFolderError(
             f"{folder} is not empty and not a run of namm (it holds {', '.join(foreign[:3])}): "
@@ -116,6 +118,25 @@ def write_settings(folder: Path, text: str) -> str | None:
     if old != text.encode() or not path.exists():
         write_atomically(path, text)
     return said if old != text.encode() else None
+
+
+def write_failure(folder: Path, key: str, message: str) -> None:
+    """Remember why the work of that key failed here."""
+    write_json(folder / FAILURE, {"key": key, "message": message, "failed": now()})
+
+
+def read_failure(folder: Path, key: str) -> str | None:
+    """Why the work of that key failed here, if its last attempt did."""
+    if not (folder / FAILURE).exists():
+        return None
+    found = _read_json(folder / FAILURE)
+    return str(found.get("message")) if isinstance(found, dict) and found.get("key") == key else None
+
+
+def forget_failure(folder: Path) -> None:
+    """What failed here is tried again, or is done."""
+    if folder.is_dir():
+        (folder / FAILURE).unlink(missing_ok=True)
 
 
 # The stages

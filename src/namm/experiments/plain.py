@@ -17,7 +17,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from namm.errors import UsageError
-from namm.experiments.presets import EXPERIMENTS, PRESETS, Preset, preset, require_name
+from namm.experiments.data_settings import PLACE
+from namm.experiments.presets import EXPERIMENTS, OWN, PRESETS, Preset, preset, require_name
 from namm.files import differences
 
 HEADER = "# Settings of a run of namm. `namm run --config THIS_FILE` uses them again.\n"
@@ -29,6 +30,12 @@ def plain(value: Any) -> Any:
         return list(value) if isinstance(value, tuple) else value
     hints = get_type_hints(type(value))
     return {f.name: _canonical(getattr(value, f.name), hints[f.name]) for f in fields(value)}
+
+
+def identity(value: Any) -> Any:
+    """As `plain`, without the settings that only say where something is."""
+    places = {f.name for f in fields(value) if f.metadata == PLACE}
+    return {name: setting for name, setting in plain(value).items() if name not in places}
 
 
 def _canonical(value: Any, hint: Any) -> Any:
@@ -69,7 +76,7 @@ def from_yaml(text: str, place: str = "settings") -> Preset:
     content = dict(content)
     try:
         names = [str(content.pop(key, "demo")) for key in ("experiment", "preset")]
-        require_name(names[0], EXPERIMENTS, "experiment")
+        require_name(names[0], (*EXPERIMENTS, OWN), "experiment")
         require_name(names[1], PRESETS, "preset")
         base = preset(*names)
         return replace(base, settings=_update(base.settings, content, ""))

@@ -1,4 +1,4 @@
-"""The experiments with their numbers: three presets for each of the paper's five rules.
+"""The experiments with their numbers: three presets for each of the paper's five rules, and for one of the user's own.
 
 `paper` has the paper's own numbers: Tables 3 and 4, and, where the text and the published results differ, what the
 published results used (cycle terms 0.5 each, the gradient regulariser, 64 filters in f).
@@ -7,6 +7,8 @@ published results used (cycle terms 0.5 each, the gradient regulariser, 64 filte
 small trials: λ five times the paper's, f without instance norm, with a skip and without dropout, a cosine rate,
 v-prediction. The demos of `periodic` (its map) and `burgers` (the whole run, `benchmarks/against_baseline.py`) have
 been measured as they stand here, the others have not.
+
+Milestones are as many as have one half-way through the training.
 
 Every preset carries what the paper reports for its experiment. A distance ℓ is comparable with the paper's CD as
 100·λ·ℓ with the *paper's* λ, whatever λ a preset trains with.
@@ -18,7 +20,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from namm.errors import UsageError
-from namm.experiments.data_settings import BurgersData, CountData, Data, DivergenceData, FluxData, PeriodicData
+from namm.experiments.data_settings import (
+    BurgersData,
+    CountData,
+    Data,
+    DivergenceData,
+    FluxData,
+    OwnData,
+    PeriodicData,
+)
+from namm.experiments.reported import REPORTED, UNREPORTED, Reported, Scores
 from namm.experiments.settings import (
     BaselineSettings,
     DiffusionSettings,
@@ -38,35 +49,13 @@ from namm.experiments.settings import (
 )
 from namm.training.settings import TrainSettings
 
+__all__ = ["EXPERIMENTS", "OWN", "PRESETS", "REPORTED", "Preset", "Reported", "Scores", "preset", "require_name"]
+
 PRESETS = {
     "demo": "minutes on two CPU cores",
     "gpu": "minutes on one modern GPU",
     "paper": "the paper's sizes and epochs",
 }
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One column of the paper's Table 1 and of its FID table."""
-
-    cd: float
-    mmd: float
-    kid: float
-    fid: float
-
-
-@dataclass(frozen=True)
-class Reported:
-    """What the paper reports. `weight` is its λ_constr: CD = 100·λ·ℓ."""
-
-    weight: float
-    without_finetuning: Scores
-    with_finetuning: Scores
-    baseline: Scores
-
-    def cd(self, distance: float) -> float:
-        """A mean distance ℓ on the paper's scale."""
-        return 100 * self.weight * distance
 
 
 @dataclass(frozen=True)
@@ -79,42 +68,31 @@ class Preset:
     reported: Reported
 
 
-REPORTED = {
-    "flux": Reported(
-        0.01,
-        Scores(0.57, 0.0957, 0.0026, 5.02),
-        Scores(0.49, 0.1023, 0.0027, 4.58),
-        Scores(2.20, 0.0956, 0.0462, 42.25),
-    ),
-    "burgers": Reported(
-        1.0,
-        Scores(0.09, 0.1225, 0.0040, 3.36),
-        Scores(0.04, 0.1291, 0.0022, 2.04),
-        Scores(0.45, 0.0621, 0.2308, 140.70),
-    ),
-    "divergence": Reported(
-        1.0, Scores(2.51, 0.0664, 0.0035, 2.21), Scores(1.57, 0.0781, 0.0058, 3.97), Scores(6.96, 0.0595, 0.0053, 3.41)
-    ),
-    "periodic": Reported(
-        1.0, Scores(0.04, 0.0760, 0.0018, 2.26), Scores(0.04, 0.0758, 0.0014, 1.99), Scores(1.04, 0.0533, 0.0064, 6.42)
-    ),
-    "count": Reported(
-        0.01,
-        Scores(0.71, 0.1716, 0.0367, 24.18),
-        Scores(0.35, 0.1978, 0.0570, 37.65),
-        Scores(0.56, 0.1276, 0.1084, 69.76),
-    ),
-}
-"""CD / MMD / KID / FID of NAMM + MDM without and with finetuning, and of the vanilla DM."""
-
 EXPERIMENTS = tuple(REPORTED)
+
+OWN = "own"
+"""The experiment with the user's own images and rule."""
 
 
 def preset(experiment: str, name: str = "demo") -> Preset:
     """The preset of that name; a misspelt name is answered with the nearest."""
-    require_name(experiment, EXPERIMENTS, "experiment")
+    require_name(experiment, (*EXPERIMENTS, OWN), "experiment")
     require_name(name, PRESETS, "preset")
-    return Preset(experiment, name, _MAKERS[name](experiment), REPORTED[experiment])
+    settings = _MAKERS[name](experiment)
+    return Preset(experiment, name, _own(settings) if experiment == OWN else settings, _reported(experiment))
+
+
+def _reported(experiment: str) -> Reported:
+    return REPORTED.get(experiment, UNREPORTED)
+
+
+def _own(s: Settings) -> Settings:
+    """A rule that nobody has seen may not compile as one graph."""
+    return replace(
+        s,
+        map=replace(s.map, train=replace(s.map.train, compile=False)),
+        finetune=replace(s.finetune, train=replace(s.finetune.train, compile=False)),
+    )
 
 
 def require_name(name: str, known: Any, kind: str) -> str:
@@ -143,15 +121,18 @@ def _paper(experiment: str) -> Settings:
         ),
         "periodic": (PeriodicData(30_000, 300, 50_000), 3, 0.1, 2e-4, (50, 300, 1000, 1000), InverseSettings()),
         "count": (CountData(10_000, 1000, 50_000), 2, 0.1, 2e-4, (50, 300, 700, 1500), InverseSettings(residual=False)),
+        OWN: (OwnData(), 3, 0.1, 2e-4, (100, 300, 700, 1500), InverseSettings(activation="none")),
     }[experiment]
-    weights = WeightSettings(constraint=REPORTED[experiment].weight)
+    weights = WeightSettings(constraint=_reported(experiment).weight)
     budgets = [f"{n} epochs" for n in epochs]
-    train = TrainSettings(budget=budgets[0], learning_rate=rate, milestones=10)
+    train = TrainSettings(budget=budgets[0], learning_rate=rate)
     return Settings(
         data=data,
         map=MapSettings(g=ForwardSettings(layers=layers), f=f, sigma_max=sigma_max, weights=weights, train=train),
         mdm=ModelSettings(train=score_training(budgets[1])),
-        finetune=FinetuneSettings(sigma_max=sigma_max, weights=weights, train=replace(train, budget=budgets[2])),
+        finetune=FinetuneSettings(
+            sigma_max=sigma_max, weights=weights, train=replace(train, budget=budgets[2], milestones=10)
+        ),
         dm=BaselineSettings(equal_compute=False, train=score_training(budgets[3])),
         evaluate=EvaluateSettings(reference="train" if experiment == "flux" else "test"),
         vae=VAESettings(train=TrainSettings(budget="600 epochs", betas=(0.9, 0.999))),
@@ -179,7 +160,7 @@ def _inverse(experiment: str, filters: int, blocks: int) -> InverseSettings:
 
 def _weights(experiment: str) -> WeightSettings:
     return WeightSettings(
-        constraint=5 * REPORTED[experiment].weight, cycle=1.0, regulariser=0.3 if experiment == "periodic" else 1e-3
+        constraint=5 * _reported(experiment).weight, cycle=1.0, regulariser=0.3 if experiment == "periodic" else 1e-3
     )
 
 
@@ -190,6 +171,7 @@ def _gpu(experiment: str) -> Settings:
         "divergence": DivergenceData(4000, 200, 2000),
         "periodic": PeriodicData(20_000, 500, 10_000),
         "count": CountData(10_000, 500, 5000),
+        OWN: OwnData(),
     }[experiment]
     sigma_max, batch = (0.5, 32) if experiment == "divergence" else (0.1, 128)
     train = TrainSettings(
@@ -199,7 +181,6 @@ def _gpu(experiment: str) -> Settings:
         schedule="cosine",
         warmup_steps=200,
         compile=True,
-        milestones=5,
     )
     score = replace(
         train, budget="10 minutes", betas=(0.9, 0.999), clip=1.0, ema_decay=0.9995, warmup_steps=500, milestones=10
@@ -217,7 +198,7 @@ def _gpu(experiment: str) -> Settings:
         ),
         mdm=ModelSettings(NetworkSettings(unshuffle=2), DiffusionSettings(prediction="v"), score),
         samples=SamplesSettings(sampler=sampler),
-        finetune=FinetuneSettings(sigma_max, _weights(experiment), replace(train, budget="2 minutes")),
+        finetune=FinetuneSettings(sigma_max, _weights(experiment), replace(train, budget="2 minutes", milestones=4)),
         dm=BaselineSettings(train=score),
         evaluate=EvaluateSettings(n=2000, n_fid=0, sampler=sampler),
     )
@@ -230,6 +211,7 @@ def _demo(experiment: str) -> Settings:
         "divergence": DivergenceData(1000, 64, 1024, size=32, rows=1, columns=2),
         "periodic": PeriodicData(2048, 256, 1024, size=32),
         "count": CountData(1000, 128, 1024, size=64),
+        OWN: OwnData(),
     }[experiment]
     sigma_max = 0.5 if experiment == "divergence" else 0.1
     train = TrainSettings(
@@ -250,7 +232,7 @@ def _demo(experiment: str) -> Settings:
         clip=1.0,
         ema_decay=0.995,
         warmup_steps=50,
-        milestones=5,
+        milestones=4,
     )
     filters, blocks = (8, 2) if experiment == "periodic" else (16, 3)
     sampler = SamplerSettings("dpm-solver", 25)
@@ -271,11 +253,11 @@ def _demo(experiment: str) -> Settings:
         ),
         samples=SamplesSettings(n=512, n_val=128, sampler=sampler),
         finetune=FinetuneSettings(
-            sigma_max, _weights(experiment), replace(train, budget="200 steps", learning_rate=3e-4)
+            sigma_max, _weights(experiment), replace(train, budget="200 steps", learning_rate=3e-4, milestones=4)
         ),
         dm=BaselineSettings(train=score),
-        evaluate=EvaluateSettings(n=1000, n_fid=0, mmd_subsets=5, kid_subsets=0, sampler=sampler),
-        vae=VAESettings(latent=32, features=32, beta=5e-3, train=replace(score, learning_rate=1e-3)),
+        evaluate=EvaluateSettings(n=1000, n_fid=0, mmd_subsets=5, kid_subsets=0, milestone_samples=64, sampler=sampler),
+        vae=VAESettings(latent=32, features=16, beta=3e-2, train=score),
     )
     return _demo_burgers(settings) if experiment == "burgers" else settings
 
@@ -285,9 +267,7 @@ def _demo_burgers(s: Settings) -> Settings:
     small = replace(s.map.train, batch_size=8, learning_rate=1.5e-3, clip=1.0)
     return replace(
         s,
-        map=replace(
-            s.map, f=replace(s.map.f, boundary="circular"), train=replace(small, budget="0.75 minutes", milestones=5)
-        ),
+        map=replace(s.map, f=replace(s.map.f, boundary="circular"), train=replace(small, budget="0.75 minutes")),
         finetune=replace(s.finetune, train=replace(s.finetune.train, budget="0.2 minutes", clip=1.0)),
     )
 

@@ -19,6 +19,7 @@ from namm.constraints import Constraint, DivergenceFree
 from namm.constraints.burgers import Burgers
 from namm.datasets import open_store
 from namm.errors import NammError, RunFolderError
+from namm.evaluation.milestone import Milestone
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.evaluate_stage import BASELINE, METRICS, OURS
@@ -27,6 +28,7 @@ from namm.experiments.map_stage import TRAINING
 from namm.experiments.model_stage import EQUAL_COMPUTE
 from namm.experiments.plain import plain, read_yaml
 from namm.experiments.presets import Preset, Reported, Scores, preset
+from namm.experiments.reported import UNREPORTED
 from namm.experiments.run import run as run_stages
 from namm.experiments.samples_stage import TRAIN
 from namm.experiments.stages import MAIN_LINE, Outcome, Work, stage_keys, stages_until
@@ -44,6 +46,8 @@ FILE = "report.html"
 PARTIAL = "partial-report.html"
 """In the run's own folder, since the stage's belongs to the stage."""
 GRID = 9
+ENDS = {"mdm": "mdm", "finetune": "finetuned", "dm": "dm"}
+"""The row that each training with milestones leads to."""
 UNREADABLE = (NammError, OSError, ValueError, KeyError, TypeError)
 
 T = TypeVar("T")
@@ -109,6 +113,7 @@ def collect(run: Path) -> Contents:
         ours=_costs(done, EQUAL_COMPUTE),
         baseline=_costs(done, ("dm",)),
         step_seconds=_step_seconds(done, chosen),
+        milestones=attempt("evaluate", lambda: _milestones(metrics), {}),
         methods=first,
         worst=worst,
         grids=attempt("images", lambda: _grids(done), {}),
@@ -162,6 +167,11 @@ def _rows(metrics: Mapping[str, Any], reported: Reported) -> list[Row]:
     ]
 
 
+def _milestones(metrics: Mapping[str, Any]) -> dict[str, list[Milestone]]:
+    found = metrics.get("milestones", {})
+    return {row: [Milestone(**each) for each in found[stage]] for stage, row in ENDS.items() if found.get(stage)}
+
+
 def _order(name: str) -> tuple[int, str]:
     known = ("data", "finetuned", "mdm", "dm", "projected", "repaired")
     return (known.index(name) if name in known else len(known), name)
@@ -180,7 +190,8 @@ def _row(name: str, values: Mapping[str, Any], reported: Reported, paper: Scores
         total_variation=values["total_variation"],
         spread=values["spread"],
         kid=None if kid is None else (kid[0], kid[1]),
-        paper=None if paper is None else Paper(paper.cd, paper.mmd, paper.kid),
+        fid=values.get("fid"),
+        paper=None if paper is None or reported is UNREPORTED else Paper(paper.cd, paper.mmd, paper.kid, paper.fid),
     )
 
 

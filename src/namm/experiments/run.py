@@ -2,16 +2,21 @@
 
 A stage that is complete for the same settings is not run again; one that was cut short goes on from its last
 checkpoint; a changed setting reruns the stages that depend on it, and the old ones are set aside, not lost.
+
+Under torchrun every process calls `run`. The main one owns the folder, keeps the records and speaks; all of them train
+and sample together.
 """
 
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from namm.errors import DataError, RunFolderError, UsageError
 from namm.experiments.folder import (
+    RUN,
     Record,
     claim_run,
     is_done,
@@ -24,11 +29,15 @@ from namm.experiments.folder import (
 )
 from namm.experiments.plain import changes, to_yaml
 from namm.experiments.presets import Preset
+from namm.experiments.processes import alone, is_main, require_shared, world
 from namm.experiments.settings import Settings
 from namm.experiments.stages import Stage, Work, needs, stage_keys, stages_until, summary
 from namm.files import owned
 
 Tell = Callable[[str], None]
+
+ALONE = ("data", "report")
+"""Stages that neither train nor sample: the main process does them while the others wait."""
 
 
 def run(
@@ -44,24 +53,36 @@ def run(
     Everything that can be wrong with names, settings and folder is refused before anything is computed or written.
     """
     stages, folder = stages_until(until, chosen.settings), Path(folder)
-    require_run(folder, chosen.experiment)
-    _require_one_process()
     keys = stage_keys(chosen.settings)
-    if not all(is_done(folder / stage.name, keys[stage.name]) for stage in stages):
-        _check_settings(chosen)
-        if any(stage.name == "evaluate" for stage in stages):
-            _check_evaluation(chosen.settings)
+    tell = tell if is_main() else _nothing
     try:
-        with owned(folder):
-            claim_run(folder, chosen.experiment)
-            text = to_yaml(chosen)
-            if (before := write_settings(folder, text)) is not None:
-                tell(f"settings changed since the last call: {changes(before, text)}")
+        with ExitStack() as held:
+            alone(lambda: _begin(chosen, stages, folder, keys, held, tell))
+            require_shared(folder, RUN)
             return {stage.name: _run_stage(stage, chosen, folder, keys, tell, progress) for stage in stages}
+    except BrokenPipeError:  # nobody reads what is told
+        raise
     except OSError as error:
         raise RunFolderError(
             f"{folder} cannot be used ({error}): once that is mended, the same command goes on where this one stopped."
         ) from error
+
+
+def _begin(
+    chosen: Preset, stages: Sequence[Stage], folder: Path, keys: Mapping[str, str], held: ExitStack, tell: Tell
+) -> None:
+    """Refuse what can be refused now; then the folder is ours until `held` is closed."""
+    require_run(folder, chosen.experiment)
+    if not all(is_done(folder / stage.name, keys[stage.name]) for stage in stages):
+        _check_settings(chosen)
+        _check_sharing(chosen.settings, stages)
+        if any(stage.name == "evaluate" for stage in stages):
+            _check_evaluation(chosen.settings)
+    held.enter_context(owned(folder))
+    claim_run(folder, chosen.experiment)
+    text = to_yaml(chosen)
+    if (before := write_settings(folder, text)) is not None:
+        tell(f"settings changed since the last call: {changes(before, text)}")
 
 
 def _run_stage(
@@ -70,28 +91,40 @@ def _run_stage(
     """Bring one stage to its end, unless it is there already."""
     settings, folder = chosen.settings, run_folder / stage.name
     needed = needs(stage, settings)
-    record = place_stage(
-        run_folder, stage.name, keys[stage.name], stage.part(settings), {name: keys[name] for name in needed}
-    )
-    if record.is_complete(folder):
-        tell(f"{stage.name:<9}done before  {summary(stage, record.results)}")
+    part, before = stage.part(settings), {name: keys[name] for name in needed}
+    record, done = alone(lambda: _placed(run_folder, stage.name, keys[stage.name], part, before))
+    if done:
+        tell(f"{stage.name:<9}done before  {_found(stage, record)}")
         return record
     tell(f"{stage.name:<9}{'goes on' if record.attempts else 'running'}")
     work = Work(settings, folder, {name: run_folder / name for name in needed}, progress)
     record = _attempt(stage, work, record)
-    tell(f"{stage.name:<9}done in {record.seconds:.1f} s  {summary(stage, record.results)}")
+    tell(f"{stage.name:<9}done in {record.seconds:.1f} s  {_found(stage, record)}")
     return record
+
+
+def _placed(run: Path, stage: str, key: str, part: Any, before: Mapping[str, str]) -> tuple[Record, bool]:
+    """The record of a stage in its folder, and whether it is complete."""
+    record = place_stage(run, stage, key, part, before)
+    return record, record.is_complete(run / stage)
+
+
+def _found(stage: Stage, record: Record) -> str:
+    """What the stage cost on its side of the comparison, and its results."""
+    compute = f"compute {record.compute_seconds:.1f} s, " if record.compute_seconds else ""
+    return compute + summary(stage, record.results)
 
 
 def _attempt(stage: Stage, work: Work, record: Record) -> Record:
     """Do the work of a stage and keep its record; a failure leaves it running, to be gone on with."""
     started = replace(record, status="running", started=record.started or now(), attempts=record.attempts + 1)
-    write_record(work.folder, started)
+    alone(lambda: write_record(work.folder, started))
     begin = time.monotonic()
     try:
-        outcome = stage.function(work)
+        outcome = alone(lambda: stage.function(work)) if stage.name in ALONE else stage.function(work)
     except BaseException:
-        write_record(work.folder, replace(started, seconds=started.seconds + time.monotonic() - begin))
+        if is_main():
+            write_record(work.folder, replace(started, seconds=started.seconds + time.monotonic() - begin))
         raise
     finished = replace(
         started,
@@ -102,8 +135,16 @@ def _attempt(stage: Stage, work: Work, record: Record) -> Record:
         results=dict(outcome.results),
         files=outcome.files,
     )
-    write_record(work.folder, finished)
-    return read_record(work.folder)
+    return alone(lambda: _kept(work.folder, finished))
+
+
+def _kept(folder: Path, record: Record) -> Record:
+    write_record(folder, record)
+    return read_record(folder)
+
+
+def _nothing(line: str) -> None:
+    """What a process says that is not the main one."""
 
 
 def _check_settings(chosen: Preset) -> None:
@@ -135,12 +176,16 @@ def _check_evaluation(settings: Settings) -> None:
         )
 
 
-def _require_one_process() -> None:
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-        raise UsageError(
-            "a run is one process and this is one of several: start it without torchrun. "
-            "(`namm.train_map` itself trains on several.)"
-        )
+def _check_sharing(settings: Settings, stages: Sequence[Stage]) -> None:
+    """Refuse batches that the processes cannot share equally."""
+    trained = {"mvae": "vae"}
+    for name in (trained.get(stage.name, stage.name) for stage in stages):
+        train = getattr(getattr(settings, name, None), "train", None)
+        if train is not None and train.batch_size % world():
+            raise UsageError(
+                f"{name}.train.batch_size is {train.batch_size}, which {world()} processes cannot share: make it a "
+                f"multiple of {world()}."
+            )
 
 
 def _require_inception() -> None:

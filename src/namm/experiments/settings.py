@@ -134,11 +134,14 @@ class ModelSettings:
     train: TrainSettings = field(default_factory=lambda: score_training("300 epochs"))
 
 
+SamplingMethod = Literal["euler-maruyama", "ancestral", "ddim", "dpm-solver", "sde-dpm-solver", "unipc"]
+
+
 @dataclass(frozen=True)
 class SamplerSettings:
     """How a diffusion model is sampled."""
 
-    method: Literal["euler-maruyama", "ancestral", "ddim", "dpm-solver", "unipc"] = "euler-maruyama"
+    method: SamplingMethod = "euler-maruyama"
     steps: int = 1000
     """Evaluations of the network."""
 
@@ -213,6 +216,8 @@ class EvaluateSettings:
     mmd_subsets: int = 50
     kid_subsets: int = 100
     """0 leaves KID out."""
+    milestone_samples: int = 128
+    """Samples for the distance at every milestone of the trainings, of those above; 0 leaves it out."""
     sampler: SamplerSettings = field(default_factory=SamplerSettings)
     seed: int = 2
 
@@ -222,10 +227,9 @@ class EvaluateSettings:
                 f"evaluate: n and mmd_subsets must be 1 or more and subset 2 or more, not {self.n}, {self.mmd_subsets} "
                 f"and {self.subset}."
             )
-        if self.kid_subsets < 0 or self.n_fid < 0:
-            raise UsageError(
-                f"evaluate: kid_subsets and n_fid must be 0 or more, not {self.kid_subsets} and {self.n_fid}."
-            )
+        for name in ("kid_subsets", "n_fid", "milestone_samples"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"evaluate: {name} must be 0 or more, not {getattr(self, name)}.")
 
     @property
     def drawn(self) -> int:
@@ -247,7 +251,7 @@ class Settings:
     vae: VAESettings = field(default_factory=VAESettings)
 
     def __post_init__(self) -> None:
-        if self.data.n_train < 1 or self.data.n_val < 1:
+        if self.data.is_counted and (self.data.n_train < 1 or self.data.n_val < 1):
             raise UsageError(
                 f"data.n_train and data.n_val must be 1 or more in a run, not {self.data.n_train} and "
                 f"{self.data.n_val}: a map is trained on the first and measured on the second."

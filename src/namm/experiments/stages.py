@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from namm.experiments.plain import digest, plain
+from namm.experiments.plain import digest, identity, plain
 from namm.experiments.presets import require_name
 from namm.experiments.settings import (
     BaselineSettings,
@@ -113,14 +113,14 @@ STAGES = {
         Stage(
             "data",
             (),
-            lambda s: plain(s.data) | _contents(s),
+            lambda s: identity(s.data) | _contents(s),
             _lazily("data_stage", "make_data"),
             ("images", "shape", "distance_mean", "distance_max"),
         ),
         Stage(
             "map",
             ("data",),
-            lambda s: {"rule": plain(s.data.rule), **_learning(s.map)},
+            lambda s: {"rule": identity(s.data.rule), **_learning(s.map)},
             _lazily("map_stage", "make_map"),
             ("steps", "distance_noise", "distance_map", "cycle_error", "total_variation"),
         ),
@@ -157,7 +157,7 @@ STAGES = {
             ("data", "map", "mdm", "samples", "finetune", "dm"),
             lambda s: plain(s.evaluate),
             _lazily("evaluate_stage", "make_evaluation"),
-            ("distance_ours", "distance_baseline", "mmd_ours", "mmd_baseline"),
+            ("distance_ours", "distance_baseline", "distance_baseline_half_way", "mmd_ours", "mmd_baseline", "compute"),
         ),
         Stage("report", ("evaluate",), lambda s: {}, _lazily("report_stage", "make_report")),
         Stage(

@@ -7,16 +7,21 @@ seconds           what each sample took to compute  (N,)
 
 Sample i depends on (model, sampler, seed, i) alone, so a file that was cut short goes on where it stopped and ends with
 the samples of an uninterrupted one (in the same batches, their very bytes on a CPU). Memory does not grow with N.
+
+Under torchrun all processes make each batch together, and the main one writes it.
 """
 
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -28,6 +33,7 @@ from namm.datasets.base import BLOCK
 from namm.datasets.lazy import LazyImages
 from namm.datasets.readers import open_hdf5
 from namm.errors import DataError, UsageError
+from namm.generative.dry import rehearse_sampling
 from namm.generative.mirrored import Mirrored
 
 PIXELS = 2**20
@@ -49,6 +55,8 @@ def write_samples(
 ) -> Path:
     """Write samples `first` to `first` + `n` of `source` to `path`, or go on where an interrupted call stopped.
 
+    Under torchrun every process must call this.
+
     Args:
         path: The file. A complete one of the same seed and description is left alone, one of others is refused.
         source: The model and the maps; on the device to be used.
@@ -57,7 +65,8 @@ def write_samples(
         description: What else tells these samples from others: which weights, which sampler. Kept as attributes.
         constraint: ℓ, to be measured on every sample.
         first: Number of the first sample, to go on where another file ends.
-        batch_size: Samples made together; by default as many as have a million pixels together, but no more than 256.
+        batch_size: Samples that a process makes together; by default as many as have a million pixels together, but no
+            more than 256.
         progress: Show a progress bar, where there is a terminal.
         options: Of `source.model.sample`, such as `sampler`.
     """
@@ -65,14 +74,20 @@ def write_samples(
     size = max(1, min(256, PIXELS // (shape[1] * shape[2]))) if batch_size is None else batch_size
     if n < 1 or size < 1 or first < 0:
         raise UsageError(f"n and batch_size must be at least 1 and first at least 0, not {n}, {size} and {first}.")
-    together = -(-size // BLOCK)
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    together = -(-size * processes.num_processes // BLOCK)
     arrays = {"images": (n, *shape), "mirror_images": (n, *shape), "seconds": (n,)}
     if constraint is not None:
         arrays["distances"] = (n,)
     rule = "none" if constraint is None else constraint.name
     header = {"samples": n, "first": first, "seed": seed, "rule": rule, **description, "namm_version": __version__}
 
+    @cache
+    def rehearsed() -> None:
+        rehearse_sampling(source, min(size, n), constraint)
+
     def make(start: int, stop: int) -> dict[str, np.ndarray]:
+        rehearsed()
         began = time.perf_counter()
         count = stop - start
         asked = {"generator": seed, "first": first + start, "batch_size": min(size, count), "progress": False}
@@ -84,6 +99,10 @@ def write_samples(
             made["distances"] = constraint(x).cpu().numpy()
         return {name: values.astype(np.float32) for name, values in made.items()}
 
+    def lead(start: int, stop: int) -> dict[str, np.ndarray]:
+        broadcast_object_list([(start, stop)])
+        return make(start, stop)
+
     @torch.no_grad()
     def fill(file: h5py.File, blocks: list[partial.Block]) -> None:
         missing = {k for _, k in blocks}
@@ -94,14 +113,19 @@ def write_samples(
             # Whole batches, also where a kill left a part of one: the values may depend on what is made together.
             for batch in sorted({k // together for k in missing}):
                 start, stop = batch * together * BLOCK, min(n, (batch + 1) * together * BLOCK)
-                made = make(start, stop)
+                made = lead(start, stop)
                 for k in missing & set(range(batch * together, (batch + 1) * together)):
                     rows = slice(k * BLOCK - start, (k + 1) * BLOCK - start)
                     for name, values in made.items():
                         partial.write_block(file, (name, k), values[rows])
                     bar.advance(task, len(values[rows]))
 
-    partial.grow(Path(path), arrays, header, fill)
+    if processes.is_main_process:
+        partial.grow(Path(path), arrays, header, fill)
+        broadcast_object_list([None])
+    else:
+        while (bounds := broadcast_object_list([None])[0]) is not None:
+            make(*bounds)
     return Path(path)
 
 

@@ -89,7 +89,10 @@ def _load_network(folder: Path) -> nn.Module:
     config = folder / "config.json"
     if not config.is_file():
         raise CheckpointError(f"{config} does not exist: {folder.parent} is not a saved mirror map.")
-    name = json.loads(config.read_text()).get("_class_name")
+    try:
+        name = json.loads(config.read_text()).get("_class_name")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{config} cannot be read ({error}): save the map anew.") from error
     if name not in NETWORKS:
         raise CheckpointError(f"{config} names the network {name!r}; known are {', '.join(NETWORKS)}.")
     try:

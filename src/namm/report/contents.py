@@ -4,17 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from namm.evaluation.milestone import Milestone
 from namm.report.figures import Array, View
 from namm.report.figures_samples import Method
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What the paper reports in a row of its Table 1."""
+    """What the paper reports in a row of its Table 1 and of its FID table."""
 
     cd: float
     mmd: float
     kid: float
+    fid: float
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Row:
         mmd: √MMD² to held-out data, mean and standard deviation over subsets.
         total_variation, spread: over those of the data.
         kid: mean and standard deviation, where it was measured.
+        fid: where it was measured.
         paper: the paper's figures for this row, where it has them.
     """
 
@@ -42,6 +45,7 @@ class Row:
     total_variation: float
     spread: float
     kid: tuple[float, float] | None = None
+    fid: float | None = None
     paper: Paper | None = None
 
     @property
@@ -86,6 +90,7 @@ class Contents:
         ours, baseline: what either side cost, stage by stage.
         step_seconds: what a step of the baseline would have cost at the speed of its counterpart's training, where the
             two do the same work in a step.
+        milestones: ℓ along the way of the trainings, by the row that they lead to.
         methods: the first samples of either method.
         worst: their samples farthest from the rule.
         grids: sets of samples by name.
@@ -106,6 +111,7 @@ class Contents:
     ours: Sequence[Cost] = ()
     baseline: Sequence[Cost] = ()
     step_seconds: float | None = None
+    milestones: Mapping[str, Sequence[Milestone]] = field(default_factory=dict)
     methods: Sequence[Method] = ()
     worst: Sequence[Method] = ()
     grids: Mapping[str, Array] = field(default_factory=dict)

@@ -169,7 +169,7 @@ def colour_bar(figure: Any, shown: Any, axes: Any, values: Array, label: str, **
         **{"aspect": 25, "pad": 0.02, "shrink": 0.9} | place,
     )
     bar.outline.set_visible(False)
-    bar.formatter.set_powerlimits((-2, 3))
+    bar.formatter.set_powerlimits((-3, 4))
 
 
 def histograms(

@@ -65,22 +65,23 @@ def samples_figure(
     blocks = [(pictures, view.signed, view.label)]
     if all(residual is not None for residual in residuals):
         blocks.append(([r for r in residuals if r is not None], True, residual_label))
-    heights = [sum(_height(rows) + 0.2 for rows in block[0]) for block in blocks]
-    foot = 2.4 if with_distances else 0.0
-    figure = new_figure(sum(heights) + foot)
-    parts: Any = figure.subfigures(len(blocks) + (foot > 0), 1, height_ratios=[*heights, *([foot] if foot else [])])
-    for part, (rows, signed, label) in zip(np.atleast_1d(parts), blocks, strict=False):
-        axes = part.subplots(len(methods), 1, squeeze=False)[:, 0]
+    heights = [_height(row) + 0.2 for rows, _, _ in blocks for row in rows]
+    foot = [2.4] if with_distances else []
+    figure = new_figure(sum(heights) + sum(foot))
+    parts: Any = figure.subfigures(1 + len(foot), 1, squeeze=False, height_ratios=[sum(heights), *foot])[:, 0]
+    # All rows in one column of axes, so that a residual stands below its picture.
+    axes = parts[0].subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
+    for own, (rows, signed, label) in zip(axes.reshape(len(blocks), len(methods)), blocks, strict=True):
         values = np.concatenate([row.ravel() for row in rows])
-        for axis, row, method in zip(axes, rows, methods, strict=True):
+        for axis, row, method in zip(own, rows, methods, strict=True):
             shown = show_mosaic(axis, row, len(row), limits(values, signed), signed)
             axis.set_ylabel(method.name)
             if rows is pictures:
                 _captions(axis, row, [f"ℓ {short(distance)}" for distance in method.shown_distances])
-        colour_bar(part, shown, axes, values, label)
+        colour_bar(parts[0], shown, own, values, label)
     if with_distances:
         named = dict(zip((method.name for method in methods), COLOURS, strict=False))
-        histograms(np.atleast_1d(parts)[-1].subplots(), {m.name: m.distances for m in methods}, named, floor)
+        histograms(parts[-1].subplots(), {m.name: m.distances for m in methods}, named, floor)
     return figure
 
 

@@ -8,6 +8,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from namm.report.figures import (
     BASELINE,
@@ -157,7 +158,9 @@ def fixed_noise_figure(stages: Mapping[str, tuple[Array, Array]]) -> Figure:
     for part, (name, (drawn, fixed)) in zip(np.atleast_1d(parts), stages.items(), strict=True):
         both = {"σ ~ U(0, σ_max)": drawn, "σ = σ_max": fixed}
         part.suptitle(name, fontsize=10)
-        histograms(part.subplots(), both, dict(zip(both, (OURS, OTHER), strict=True)))
+        axes = part.subplots()
+        histograms(axes, both, dict(zip(both, (OURS, OTHER), strict=True)))
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)  # two columns are wider than the figure
     return figure
 
 
@@ -211,6 +214,6 @@ def _variants(
     for axis, variant, picture in zip(axes, variants, pictures, strict=True):
         shown = show_mosaic(axis, picture, 1, limits(picture, view.signed), view.signed)
         axis.set_title(variant.name)
-        colour_bar(top, shown, axis, picture, "", location="bottom", aspect=15)
+        colour_bar(top, shown, axis, picture, "", location="bottom", aspect=15, ticks=MaxNLocator(2))
     distances = {v.name: v.distances for v in variants if v.distances.size}
     histograms(bottom.subplots(), {**distances, **others}, colours)

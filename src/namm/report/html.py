@@ -123,14 +123,14 @@ def picture(draw: Callable[[], Figure], title: str, caption: Content, descriptio
 
 
 def bars(parts: Sequence[tuple[int, float]], whole: float) -> Markup:
-    """Numbers side by side as lengths of one bar, each in the colour of that `key`."""
+    """Numbers side by side as lengths of one bar, each in that colour, of `keyed`."""
     spans = (element("span", class_=f"bar b{k}", style=f"width:{100 * value / whole:.2f}%") for k, value in parts)
     return element("div", *spans, class_="bars")
 
 
-def key(colour: int) -> Markup:
-    """A spot of the colour that a part of a bar has."""
-    return element("i", class_=f"key b{colour}")
+def keyed(colour: int, content: Content) -> Markup:
+    """Text after a spot of the colour that a part of a bar has."""
+    return element("span", element("i", class_=f"key b{colour}"), element("span", content), class_="keyed")
 
 
 def tile(label: Content, ours: Content, baseline: Content, floor: Content) -> Markup:
@@ -227,7 +227,8 @@ details { margin: 0.8rem 0; } summary { cursor: pointer; color: var(--soft); }
 .bar { display: block; height: 100%; }
 .b0 { background: #1b9e77; } .b1 { background: #57b897; } .b2 { background: #8fd0ba; }
 .b3 { background: #0f6b50; } .b4 { background: #d95f02; }
-.key { display: inline-block; width: 0.7rem; height: 0.7rem; border-radius: 2px; margin-right: 0.5rem; }
+.keyed { display: flex; align-items: baseline; }
+.key { flex: none; width: 0.7rem; height: 0.7rem; border-radius: 2px; margin-right: 0.5rem; }
 @media (max-width: 40rem) { main { padding: 1rem 0.8rem 3rem; } figure { padding: 0.5rem; margin: 0 -0.4rem 1rem; }
   tbody th, thead th { white-space: normal; } tbody th { max-width: 45vw; overflow-wrap: break-word; } }
 """

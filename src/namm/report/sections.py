@@ -112,32 +112,40 @@ def _headline(c: Contents) -> Markup:
 def _numbers(c: Contents) -> Markup:
     if not c.rows:
         return Markup("")
-    head = ("", "mean ℓ", "largest ℓ", "CD", "paper", "√MMD²", "paper", "KID", "paper", "variation", "spread")
+    columns = {
+        "": _name,
+        "mean ℓ": lambda row: pair((row.distance, row.distance_std)),
+        "largest ℓ": lambda row: number(row.distance_max),
+        "CD": lambda row: _beside(row, "cd", number(row.cd)),
+        "√MMD²": lambda row: _beside(row, "mmd", pair(row.mmd)),
+        "KID": lambda row: _beside(row, "kid", pair(row.kid)),
+        "FID": lambda row: _beside(row, "fid", number(row.fid)),
+        "total variation": lambda row: number(row.total_variation),
+        "spread": lambda row: number(row.spread),
+    }
+    measured = {"KID": any(row.kid for row in c.rows), "FID": any(row.fid is not None for row in c.rows)}
+    shown = {head: cell for head, cell in columns.items() if measured.get(head, True)}
+    absent = " and ".join(head for head, found in measured.items() if not found)
     note = (
-        "± is the standard deviation, of ℓ over samples and of √MMD² and KID over subsets. CD = 100·λ·ℓ with the "
-        "paper's λ. Total variation and spread are over the data's: 1 is right. The paper's figures are for its own "
-        "sizes, networks and budgets, and √MMD² depends on the size of the subsets: beside another preset than "
-        "“paper” they are for orientation only."
+        "± is the standard deviation, of ℓ over samples and of √MMD² and KID over subsets. The row of the data is the "
+        "floor: real images that are not those compared with. CD = 100·λ·ℓ with the paper's λ. Total variation and "
+        "spread are over the data's: 1 is right. The paper's figures are for its own sizes, networks and budgets, and "
+        "√MMD² depends on the size of the subsets: beside another preset than “paper” they are for orientation only."
+        + (f" {absent} {'were' if ' ' in absent else 'was'} not asked for." if absent else "")
     )
-    return section("All numbers", table(head, (_row(row) for row in c.rows), note))
+    return section("All numbers", table(tuple(shown), ([cell(row) for cell in shown.values()] for row in c.rows), note))
 
 
-def _row(row: Row) -> list[Content]:
+def _name(row: Row) -> Markup:
     name, what = words.ROWS.get(row.name, (row.name, ""))
-    paper = [None, None, None] if row.paper is None else [row.paper.cd, row.paper.mmd, row.paper.kid]
-    return [
-        html.joined([name, element("small", what)]),
-        pair((row.distance, row.distance_std)),
-        number(row.distance_max),
-        number(row.cd),
-        html.as_given(paper[0]),
-        pair(row.mmd),
-        html.as_given(paper[1]),
-        pair(row.kid),
-        html.as_given(paper[2]),
-        number(row.total_variation),
-        number(row.spread),
-    ]
+    return html.joined([name, element("small", what)])
+
+
+def _beside(row: Row, figure: str, ours: Markup) -> Markup:
+    """Our figure, and below it the paper's, where it has one."""
+    if row.paper is None:
+        return ours
+    return html.joined([ours, element("small", "paper ", html.as_given(getattr(row.paper, figure)))])
 
 
 # Figures
@@ -195,12 +203,13 @@ def _compute(c: Contents) -> Markup:
     if len(c.ours) > 1:
         lines.insert(len(c.ours), ("ours together", Markup(html.NONE), number(sum(cost.seconds for cost in c.ours))))
     note = "Seconds in training or sampling steps alone: no validation, input, output or compilation, on either side."
-    return section("What it cost", *drawn, table(("", "steps", "seconds"), lines, note), _efficiency(c))
+    shown = table(("", "steps", "seconds"), lines, note)
+    return section("What it cost", *drawn, shown, paragraph(words.about_more_compute(c)), _efficiency(c))
 
 
 def _cost(cost: Cost) -> tuple[Content, ...]:
     steps = Markup(html.NONE) if cost.steps is None else str(cost.steps)
-    return html.joined([html.key(KEYS[cost.stage]), STAGES[cost.stage]]), steps, number(cost.seconds)
+    return html.keyed(KEYS[cost.stage], STAGES[cost.stage]), steps, number(cost.seconds)
 
 
 def _efficiency(c: Contents) -> Markup:
@@ -210,19 +219,26 @@ def _efficiency(c: Contents) -> Markup:
         "finetuned": (sum(cost.seconds for cost in c.ours), OURS),
         "dm": (seconds.get("dm", 0.0), BASELINE),
     }
-    curves = [
-        Curve(words.ROWS[name][0], np.array([spent]), np.array([row.distance]), np.array([row.distance_std]), colour)
-        for name, (spent, colour) in ends.items()
-        if (row := c.row(name))
-    ]
+    curves = []
+    for name, (spent, colour) in ends.items():
+        row, along = c.row(name), c.milestones.get(name, ())
+        points = [(each.compute_seconds, each.mean, each.std) for each in along]
+        if not points and row is not None:
+            points = [(spent, row.distance, row.distance_std)]
+        if points:
+            seconds, mean, std = np.array(points).T
+            curves.append(Curve(words.ROWS[name][0], seconds, mean, std, colour))
     if not curves:
         return Markup("")
     floor = row.distance if (row := c.row("data")) else None
+    few = max((each.n for along in c.milestones.values() for each in along), default=None)
     return html.picture(
         partial(efficiency_figure, curves, floor),
         "Distance against compute.",
-        "Mean ℓ of the samples, ± standard deviation over samples, where each method's training ends. Lower is better; "
-        "at equal compute the points of ours and of the baseline stand above each other.",
+        "Mean ± standard deviation of ℓ over "
+        + ("the samples, where each training ends. " if few is None else f"{few} samples as the trainings went on. ")
+        + "Ours starts where the map is learned, and finetuning where its samples are made. Lower is better; at equal "
+        "compute ours and the baseline end above each other.",
         "mean distance of each method's samples against its compute seconds",
     )
 
@@ -233,7 +249,7 @@ def _efficiency(c: Contents) -> Markup:
 def _training(c: Contents) -> Markup:
     if not c.trainings:
         return Markup("")
-    named = {STAGES.get(name, name): lines for name, lines in c.trainings.items()}
+    named = {STAGES.get(name, name).removeprefix("baseline: "): lines for name, lines in c.trainings.items()}
     return section(
         "How the trainings went",
         html.picture(

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from namm.evaluation.milestone import half_way
 from namm.report import html
 from namm.report.contents import Contents, Row
 from namm.report.html import Content, Markup, number
@@ -76,6 +77,17 @@ def about_compute(c: Contents) -> Markup:
                 number(priced), " s."]  # fmt: skip
     values = (number(ours), " s of compute for ours and ", number(base), " s for the baseline")
     return html.joined(["All this with ", *values, *fair])
+
+
+def about_more_compute(c: Contents) -> Markup:
+    """What the second half of its compute brought the baseline, where its samples half-way were measured."""
+    along = c.milestones.get("dm", ())
+    if (half := half_way(along)) is None:
+        return Markup("")
+    end = along[-1]
+    first = (number(half.mean), " after half of its steps (", number(half.compute_seconds), " s) and ")
+    last = (number(end.mean), " at the end (", number(end.compute_seconds), f" s), each over {end.n} samples.")
+    return html.joined(["Does the baseline only need more compute? The mean ℓ of its samples is ", *first, *last])
 
 
 def about_others(c: Contents) -> Markup:

@@ -20,11 +20,13 @@ from namm.datasets.batches import Images, check_images, map_images
 from namm.errors import CheckpointError, DataError, UsageError
 from namm.files import write_atomically
 from namm.generative.base import DrawsNoise, GenerativeModel, evaluating
+from namm.generative.standardised import Standardised
 from namm.maps import Mirror
+from namm.training.dry import rehearse
 from namm.training.identity import describe_network, fingerprint, weights_digest
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import SCORE_SETTINGS, TrainSettings
-from namm.training.trainer import TrainResult, train
+from namm.training.trainer import RESULT, TrainResult, train
 
 MODEL = "model.safetensors"  # the trained state, in the training's folder
 
@@ -73,11 +75,15 @@ def train_model(
     for images, name in ((data, "data"), (validation, "validation")):
         if images is not None:
             _check_fit(images, model, name)
+    objective = ModelObjective(model)
+    unfinished = folder is None or not (Path(folder) / RESULT).exists()
+    if unfinished and isinstance(model, Standardised):  # another's loss may need the statistics: `train` rehearses that
+        rehearse(objective, (data,), settings, processes.device, world=processes.num_processes, title="model")
     y = mirror_images(mirror, data, processes.device)
     held_out = None if validation is None else (mirror_images(mirror, validation, processes.device),)
     model.fit_statistics(y)
     result = train(
-        ModelObjective(model),
+        objective,
         (y,),
         settings,
         validation=held_out,

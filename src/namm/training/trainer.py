@@ -8,7 +8,7 @@ processes that share a batch see what one process would see: each draws the whol
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from namm.errors import DataError, Interrupted, TrainingError, UsageError
 from namm.files import owned, remove_partials, write_json
 from namm.numerics import fold, generator
 from namm.training.checkpoint import CheckpointFolder, write
+from namm.training.dry import autocast, rehearse
 from namm.training.folder import claim
 from namm.training.log import Log, installed_trackers
 from namm.training.objectives import Losses, Objective
@@ -31,6 +32,7 @@ from namm.training.state import TrainingState
 from namm.training.tally import Tally
 from namm.training.validation import validate
 
+RESULT = "result.json"  # what a finished training did, in its folder
 WARM_UP, TIMED = 2, 8  # steps of the trial that turns minutes into steps
 
 
@@ -94,6 +96,8 @@ def train(
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(), mixed_precision="no", log_with=trackers or None, project_dir=place
     )
+    if place is None or not (place / RESULT).exists():
+        rehearse(objective, data, settings, accelerator.device, world=accelerator.num_processes, title=title)
     with ExitStack() as stack:
         if place and accelerator.is_main_process:
             stack.enter_context(owned(place))
@@ -156,7 +160,7 @@ class Trainer:
         images = state.step * self.settings.batch_size
         result = TrainResult(state.step, images, state.compute_seconds, state.losses, self.folder)
         if self.folder and main:
-            write_json(self.folder / "result.json", {**asdict(result), "folder": None})
+            write_json(self.folder / RESULT, {**asdict(result), "folder": None})
         return result
 
     # Setting up
@@ -180,9 +184,7 @@ class Trainer:
         if s.compile:
             self.objective.compile(fullgraph=True)
         self.model, self.optimiser = self.accelerator.prepare(self.objective, optimiser)
-        has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        bf16 = s.precision == "bf16" or (s.precision == "auto" and has_bf16)
-        self.autocast = torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext()
+        self.autocast = autocast(s, self.device)
 
     def _resume(self) -> bool:
         """Load the newest good checkpoint, if there is one."""

@@ -1,0 +1,280 @@
+"""An experiment of the user's own: images in a file, a rule in a module, and the numbers to begin with.
+
+The paper gives σ_max and λ for its five rules. For a rule that nobody has seen they are measured, on the images:
+
+    σ_max = 0.4 · standard deviation of the pixels
+    λ     = 10 · σ_max / mean ℓ(x + σ_max z),   z ~ N(0, I)
+
+In the demos of the five σ_max is 0.2 to 0.7 standard deviations and λ ℓ(x + σ_max z) 1 to 40 times σ_max; these are
+about their geometric means, and other units of x or of ℓ lead to the same map.
+"""
+
+import ast
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+from namm.constraints import Constraint, ConstraintReport, constraint
+from namm.datasets.base import SPLITS
+from namm.datasets.own import HASH, OwnFile, OwnImages, content_hash, look
+from namm.errors import ConstraintError, NammError, RunFolderError, UsageError, is_out_of_memory
+from namm.experiments.data_settings import OwnData, OwnRule
+from namm.experiments.presets import require_name
+from namm.experiments.settings import Settings
+
+MEASURED = 256
+"""Images on which a rule is tried before anything else is done."""
+NOISE, COST = 0.4, 10.0
+"""σ_max in standard deviations of the data, and λ·ℓ there in σ_max."""
+USUAL = (0.05, 5.0)
+"""Standard deviations of pixels that networks with these rates learn from without trouble."""
+
+Tell = Callable[[str], None]
+N = TypeVar("N", int, float)
+
+# The rule
+
+
+def load_rule(name: str, folder: str = "") -> Constraint:
+    """The rule that `module:name` names, with `folder` and the current one first on the path.
+
+    It is a `Constraint`, a class of them or a function that makes one without arguments, or a function x -> ℓ.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UsageError(f"a rule of your own is named as module:name, not {name!r}.")
+    imported = _import(module, folder)
+    names = [each for each in vars(imported) if not each.startswith("_")]
+    found = getattr(imported, require_name(attribute, names, f"name in {module} called"))
+    if _is_factory(found):
+        found = _made(name, found)
+    if isinstance(found, Constraint):
+        return found
+    if not callable(found):
+        raise UsageError(f"{name} is {found!r}; it must be a function (B, C, H, W) -> (B,) or a namm.Constraint.")
+    return constraint(found)
+
+
+def known_rule(rule: OwnRule) -> Constraint:
+    """The rule of a run; refused where its module is not what it was."""
+    loaded = load_rule(rule.constraint, rule.folder)
+    if rule.source and _source(rule.constraint)[1] != rule.source:
+        raise RunFolderError(
+            f"the module of the rule {rule.constraint} has changed since this run was made with it: put the old one "
+            "back, or call `namm run` again, which redoes what depends on it."
+        )
+    return loaded
+
+
+@contextmanager
+def blamed_on(name: str) -> Iterator[None]:
+    """Whatever goes wrong inside is said to be the rule's doing, with the line where it happened."""
+    try:
+        yield
+    except NammError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        last = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in last if frame.filename == str(_source(name)[0])] if ":" in name else []
+        place = (own or last)[-1]
+        line = f"{Path(place.filename).name}, line {place.lineno}"
+        said = " ".join(str(error).split())
+        raise ConstraintError(f"the rule {name} raised {type(error).__name__}: {said} ({line}).") from error
+
+
+def _import(module: str, folder: str) -> ModuleType:
+    here = os.getcwd()
+    places = [folder, here] if folder and folder != here else [here]
+    sys.path[:] = [*places, *(entry for entry in sys.path if entry not in places)]
+    _forget_namesake(module, places)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0] and error.name != module:
+            raise ConstraintError(f"importing {module} failed: {error}.") from error
+        raise UsageError(
+            f"there is no module {module!r}, neither here ({here}) nor installed: a rule is module:name, without .py."
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ConstraintError(f"importing {module} failed: {type(error).__name__}: {error}.") from error
+
+
+def _forget_namesake(module: str, places: list[str]) -> None:
+    """Drop a module of that name that was imported from another folder."""
+    importlib.invalidate_caches()
+    top = module.partition(".")[0]
+    known, spec = sys.modules.get(top), PathFinder.find_spec(top, places)
+    if known is not None and spec is not None and getattr(known, "__file__", None) != spec.origin:
+        for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
+            del sys.modules[name]
+
+
+def _is_factory(found: Any) -> bool:
+    """Whether it is made to be called without arguments, and not with images."""
+    if isinstance(found, type):
+        return issubclass(found, Constraint)
+    if isinstance(found, Constraint) or not callable(found):
+        return False
+    try:
+        takes = inspect.signature(found)
+    except (TypeError, ValueError):
+        return False
+    return _binds(takes) and not _binds(takes, None)
+
+
+def _binds(signature: inspect.Signature, *arguments: Any) -> bool:
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _made(name: str, factory: Callable[[], Any]) -> Any:
+    if not _binds(inspect.signature(factory)):
+        raise UsageError(
+            f"{name} is a class that cannot be made without arguments {inspect.signature(factory)}: name an object of "
+            "it instead."
+        )
+    with blamed_on(name):
+        return factory()
+
+
+def _source(name: str) -> tuple[Path | None, str]:
+    """The file of an imported rule's module, and a hash of its code, comments aside; neither for one without."""
+    file = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
+    if file is None:
+        return None, ""
+    content = Path(file).read_bytes()
+    with suppress(SyntaxError, ValueError):  # what is not Python is compared byte by byte
+        content = ast.unparse(ast.parse(content)).encode()
+    return Path(file), hashlib.sha256(content).hexdigest()[:HASH]
+
+
+# The experiment
+
+
+def images(data: OwnData) -> OwnImages:
+    """The images of a file that has been looked at."""
+    channels, height, width = data.shape
+    return OwnImages(Path(data.file), data.key, data.layout, data.content, (channels, height, width), data.sizes)
+
+
+def prepare(asked: Settings, preset: Settings, tell: Tell, *, measure: bool) -> Settings:
+    """`asked` with what its file and rule tell, and, to `measure`, with numbers that suit them.
+
+    Args:
+        asked: What the user asks for.
+        preset: What it would be if nothing had been asked: where the two agree, numbers are measured.
+        tell: Called with what was found and chosen.
+        measure: Whether to choose numbers at all.
+
+    Everything that can be wrong with file and rule is refused here, before anything is computed.
+    """
+    data, rule = _checked(asked.data)
+    if not Path(data.file).exists() and data.content:  # a run has its own copy, and goes on without the file
+        return replace(asked, data=data)
+    found = look(Path(data.file), data.key, data.layout)
+    data = _filled(data, found)
+    tell(_described(data, found))
+    some = _some(images(data), data)
+    if not USUAL[0] <= _spread(some) <= USUAL[1]:
+        tell(f"the pixels' standard deviation is {_spread(some):.2g}: maps learn best near 1, so scale the images")
+    sigma = _unless_asked(asked.map.sigma_max, preset.map.sigma_max, _rounded(NOISE * _spread(some)))
+    with blamed_on(data.constraint):
+        report = rule.eval().check(some, noise=sigma / _spread(some))
+    report.require_obeyed()
+    settled = replace(asked, data=data)
+    return _fitted(settled, preset, sigma, report, tell) if measure else settled
+
+
+def _checked(data: Any) -> tuple[OwnData, Constraint]:
+    """The data with absolute paths and the rule's hash, and the rule."""
+    if not isinstance(data, OwnData) or not data.file or not data.constraint:
+        raise UsageError("an experiment of your own needs images and a rule: --data FILE --constraint module:name.")
+    if ":" not in data.constraint:
+        raise UsageError(
+            f"--constraint takes module:name, not {data.constraint!r}; for a rule of ours write a module of two lines: "
+            "from namm import TotalFlux; rule = TotalFlux(120.0)."
+        )
+    rule = load_rule(data.constraint, data.folder)
+    file, source = _source(data.constraint)
+    inside = file is not None and file.is_relative_to(os.getcwd())
+    folder = os.getcwd() if inside else data.folder
+    return replace(data, file=str(Path(data.file).resolve()), folder=folder, source=source), rule
+
+
+def _filled(data: OwnData, found: OwnFile) -> OwnData:
+    n = found.sizes(data.sizes)
+    return replace(
+        data,
+        n_train=n["train"],
+        n_val=n["val"],
+        n_test=n["test"],
+        layout=cast(Any, found.layout),
+        shape=found.shape,
+        content=content_hash(found.path),
+    )
+
+
+def _described(data: OwnData, found: OwnFile) -> str:
+    """What there is in the file, and how it is split."""
+    counts = ", ".join(f"{n} for {split}" for split, n in data.sizes.items())
+    shared = [split for split in SPLITS if found.sharing(split) != [split]]
+    lacks = "has no splits" if len(shared) == len(SPLITS) else f"has no {' and no '.join(shared[1:])}"
+    how = f": it {lacks}, and is split at random (data.seed {data.seed})" if shared else ": its own splits"
+    layout = f" ({data.layout})" if data.layout else ""
+    return f"{found.path.name} holds images of {'×'.join(map(str, data.shape))}{layout}, {counts}{how}"
+
+
+def _some(own: OwnImages, data: OwnData) -> Tensor:
+    return own.images(data.seed, "train", 0, min(MEASURED, data.n_train))
+
+
+def _spread(some: Tensor) -> float:
+    return float(some.std(correction=0)) or 1.0
+
+
+def _fitted(asked: Settings, preset: Settings, sigma: float, report: ConstraintReport, tell: Tell) -> Settings:
+    """σ_max, λ and the sizes of the evaluation, where they were not asked for."""
+    silent = report.noisy_mean == 0
+    noisy = f"{report.noisy_mean:.2g} with noise of σ_max = {sigma:g}"
+    measured = preset.map.weights.constraint if silent else _rounded(COST * sigma / report.noisy_mean)
+    weight = _unless_asked(asked.map.weights.constraint, preset.map.weights.constraint, measured)
+    subset = min(preset.evaluate.subset, asked.data.n_train, asked.data.n_test)
+    tell(
+        f"{report.name}: ℓ is {report.mean:.2g} on the data and {noisy}; λ = {weight:g}"
+        + (f"; √MMD² over subsets of {subset} images" if subset < preset.evaluate.subset else "")
+    )
+    n_fid = min(preset.evaluate.n_fid, asked.data.sizes[asked.evaluate.reference])
+    return replace(
+        asked,
+        map=replace(asked.map, sigma_max=sigma, weights=replace(asked.map.weights, constraint=weight)),
+        finetune=replace(
+            asked.finetune, sigma_max=sigma, weights=replace(asked.finetune.weights, constraint=weight)
+        ),
+        evaluate=replace(asked.evaluate, subset=_unless_asked(asked.evaluate.subset, preset.evaluate.subset, subset),
+                         n_fid=_unless_asked(asked.evaluate.n_fid, preset.evaluate.n_fid, n_fid)),
+    )  # fmt: skip
+
+
+def _unless_asked(asked: N, default: N, measured: N) -> N:
+    return measured if asked == default else asked
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")

@@ -1,0 +1,161 @@
+"""The tables and figures of the paper, by name. Imports no torch, so that they are listed at once.
+
+An item asks for cells (`wanted`), may measure something on each finished one that no stage does (`measure`), and turns
+the outcomes into tables and figures (`show`). The last two read and write the runs' folders and nothing else, so an
+item made anew from the same runs is the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from namm.experiments.cells import Cell, CellOutcome
+from namm.experiments.paper import wanted
+from namm.experiments.paper.wanted import Base
+from namm.experiments.presets import EXPERIMENTS
+from namm.experiments.settings import Settings
+
+if TYPE_CHECKING:
+    from namm.experiments.paper.shown import Shown
+
+
+@dataclass(frozen=True)
+class Item:
+    """One table or figure.
+
+    Attributes:
+        name: as the command takes it, and as its files are called.
+        shows: what it shows, in a line.
+        experiments: those that the paper shows it for.
+        cells: the runs it needs, for a base, experiments and seeds.
+        show: the outcomes of these cells as tables and figures.
+        measure: what is to be done in the folder of a finished cell before that, with or without progress bars; does
+            nothing a second time.
+        needs_inception: whether that takes Inception features, under these settings.
+    """
+
+    name: str
+    shows: str
+    experiments: tuple[str, ...]
+    cells: Callable[[Base, Sequence[str], Sequence[int]], list[Cell]]
+    show: Callable[[Sequence[CellOutcome]], "Shown"]
+    measure: Callable[[CellOutcome, bool], None] | None = None
+    needs_inception: Callable[[Settings], bool] = lambda settings: False
+
+
+def lazily(module: str, function: str) -> Callable[..., Any]:
+    """A function of a module of `namm.experiments`, which is imported, with all it needs, when it is called."""
+
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(f"namm.experiments.{module}"), function)(*arguments)
+
+    return call
+
+
+def _asks_for_kid(settings: Settings) -> bool:
+    return settings.evaluate.kid_subsets > 0
+
+
+def _always(settings: Settings) -> bool:
+    return True
+
+
+ITEMS = {
+    item.name: item
+    for item in (
+        Item(
+            "table1",
+            "CD, MMD and KID of ours before and after finetuning and of the baseline",
+            EXPERIMENTS,
+            wanted.base_cells,
+            lazily("paper.scores", "table1"),
+        ),
+        Item(
+            "table2",
+            "CD, MMD and KID for three σ_max and three λ_constr, without finetuning",
+            EXPERIMENTS,
+            wanted.sweep_cells,
+            lazily("paper.sweep", "table2"),
+            lazily("paper.sweep", "measure"),
+            _asks_for_kid,
+        ),
+        Item(
+            "table5",
+            "FID of ours before and after finetuning and of the baseline",
+            EXPERIMENTS,
+            wanted.base_cells,
+            lazily("paper.inception_distance", "table5"),
+            lazily("paper.inception_distance", "measure"),
+            _always,
+        ),
+        Item(
+            "fig3",
+            "samples of ours and of the baseline, their residuals and distances",
+            EXPERIMENTS,
+            wanted.base_cells,
+            lazily("paper.pictures", "fig3"),
+        ),
+        Item(
+            "fig4",
+            "training efficiency: ℓ of samples at milestones of the trainings against compute time",
+            EXPERIMENTS,
+            wanted.base_cells,
+            lazily("paper.efficiency", "fig4"),
+        ),
+        Item(
+            "fig5",
+            "data assimilation: mirror DPS against DPS and CG-DPS from noisy, partial observations",
+            ("burgers", "divergence"),
+            wanted.base_cells,
+            lazily("assimilation_paper", "fig5"),
+            lazily("assimilation_paper", "measure5"),
+        ),
+        Item(
+            "fig6",
+            "mirror images and distances for three σ_max and three λ_constr",
+            ("burgers",),
+            wanted.cross_cells,
+            lazily("paper.sweep", "fig6"),
+        ),
+        Item(
+            "fig7",
+            "g as the gradient of a convex network against g as a ResNet",
+            EXPERIMENTS,
+            wanted.base_cells,
+            lazily("paper.forward_maps", "fig7"),
+            lazily("paper.forward_maps", "measure"),
+        ),
+        Item(
+            "fig8",
+            "a variational autoencoder in mirror space against the same one on the data",
+            ("divergence",),
+            wanted.autoencoder_cells,
+            lazily("paper.autoencoders", "fig8"),
+            lazily("paper.autoencoders", "measure"),
+            _asks_for_kid,
+        ),
+        Item(
+            "fig9",
+            "nine samples of every distribution",
+            EXPERIMENTS,
+            wanted.base_cells,
+            lazily("paper.pictures", "fig9"),
+        ),
+        Item(
+            "fig10",
+            "σ drawn from [0, σ_max] against σ = σ_max always, before and after finetuning",
+            ("burgers",),
+            wanted.noise_cells,
+            lazily("paper.fixed_noise", "fig10"),
+        ),
+        Item(
+            "fig11",
+            "data assimilation for several ζ and weights of the rule",
+            ("burgers", "divergence"),
+            wanted.base_cells,
+            lazily("assimilation_paper", "fig11"),
+            lazily("assimilation_paper", "measure11"),
+        ),
+    )
+}

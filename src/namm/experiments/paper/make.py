@@ -1,0 +1,130 @@
+"""Making an item: run what is missing, measure what no stage does, write tables and figures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from namm.errors import DataError, Interrupted, UsageError
+from namm.experiments.cells import Cell, CellOutcome, Where, in_one_line, run_cells
+from namm.experiments.data_settings import CountData
+from namm.experiments.paper.items import Item
+from namm.experiments.paper.share import first_of_each, share
+from namm.experiments.paper.shown import Shown, write
+from namm.experiments.paper.wanted import Base
+from namm.experiments.presets import Preset
+from namm.experiments.processes import world
+from namm.experiments.run import Tell
+
+COUNTER = "counter.safetensors"
+"""In the folder of all runs: the network that counts, which the rule of `count` needs."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """An item as it was made: what became of its cells, what it shows, and the files."""
+
+    outcomes: list[CellOutcome]
+    shown: Shown
+    files: list[Path]
+
+    @property
+    def failed(self) -> list[CellOutcome]:
+        """Cells that are missing."""
+        return [outcome for outcome in self.outcomes if outcome.error is not None]
+
+
+def make(
+    item: Item,
+    base: Base,
+    out: Path,
+    *,
+    experiments: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    on: Where = "here",
+    retry: bool = False,
+    tell: Tell = print,
+    progress: bool = True,
+) -> Made:
+    """Run what is missing of an item in `out` and write it to `out / item.name`.
+
+    Args:
+        item: Which one, of `ITEMS`.
+        base: The settings of each experiment.
+        out: Folder of all runs; items made in the same one share theirs.
+        experiments: Those to show; the paper's by default.
+        seeds: One run of everything for each.
+        on: Where cells run; what is measured beyond their stages runs here.
+        retry: Try cells again that failed before.
+        tell: Is given a line for whatever happens.
+        progress: Show progress bars.
+    """
+    from namm.report.figures import look
+
+    if world() > 1:
+        raise UsageError("start `namm paper` without torchrun; --on local and --on slurm spread its runs.")
+    chosen = {name: base(name) for name in experiments or item.experiments}
+    cells = item.cells(chosen.__getitem__, list(chosen), seeds)
+    if any(item.needs_inception(cell.preset.settings) for cell in cells):
+        _require_inception()
+    cells = [_with_counter(cell, out, tell, progress) for cell in cells]
+    how = {"on": on, "retry": retry, "tell": tell, "progress": progress}
+    share(cells, out)
+    if first := first_of_each(cells, out):
+        run_cells(first, out, **how)  # type: ignore[arg-type]
+        share(cells, out)
+    outcomes = run_cells(cells, out, **how)  # type: ignore[arg-type]
+    if item.measure is not None:
+        outcomes = [_measured(item, outcome, tell, progress) for outcome in outcomes]
+    with look("light"):
+        shown = item.show(outcomes)
+        files = write(item, outcomes, shown, out / item.name)
+    return Made(outcomes, shown, files)
+
+
+def _measured(item: Item, outcome: CellOutcome, tell: Tell, progress: bool) -> CellOutcome:
+    """The outcome after measuring; a failure there is one of the cell."""
+    if outcome.error is not None or item.measure is None:
+        return outcome
+    tell(f"{outcome.cell.name}: measuring for {item.name}")
+    try:
+        item.measure(outcome, progress)
+    except Interrupted:
+        raise
+    except Exception as error:
+        tell(f"{outcome.cell.name}: failed: {in_one_line(error)}")
+        return replace(outcome, error=in_one_line(error))
+    return outcome
+
+
+def _with_counter(cell: Cell, out: Path, tell: Tell, progress: bool) -> Cell:
+    """The cell with a network that counts, which is trained once for all cells if there is none."""
+    data = cell.preset.settings.data
+    if not isinstance(data, CountData) or data.counter:
+        return cell
+    path = (out / COUNTER).resolve()
+    if not path.exists():
+        tell(f"training the network that counts galaxies, {path}")
+        _train_counter(path, cell.preset, data.size, progress)
+    settings = replace(cell.preset.settings, data=replace(data, counter=str(path)))
+    return replace(cell, preset=replace(cell.preset, settings=settings))
+
+
+def _train_counter(path: Path, preset: Preset, size: int, progress: bool) -> None:
+    """With the paper's numbers; for the demo those that take a minute on a CPU."""
+    from namm.training.counter import COUNTER_SETTINGS, train_counter
+
+    if preset.name != "demo":
+        train_counter(path, size=size, progress=progress)
+        return
+    settings = replace(COUNTER_SETTINGS, budget="100 steps", batch_size=32, warmup_steps=50)
+    train_counter(path, size=size, n_train=500, n_val=100, settings=settings, progress=progress)
+
+
+def _require_inception() -> None:
+    """Refuse, before hours are spent, what would lack the features at its end."""
+    from namm.evaluation.inception import load_inception
+
+    try:
+        load_inception()
+    except DataError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,302 @@
+"""`namm run --data FILE --constraint module:name`: a user's own images and rule through every stage."""
+
+import json
+import re
+import shutil
+import sys
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from namm.cli import main
+from namm.datasets import open_store
+from namm.experiments.folder import read_record
+
+RULE = """
+def neutral(x):
+    return x.sum(1).abs().mean((1, 2))
+"""
+OWN = ["--data", "ions.h5", "--constraint", "charges:neutral"]
+TINY = [
+    *("--map.g.layers", "1", "--map.g.filters", "4", "--map.f.filters", "4", "--map.f.blocks", "1"),
+    *("--map.f.downsamplings", "1", "--map.train.batch-size", "4", "--map.train.budget", "6 steps"),
+    *("--mdm.network.filters", "8", "--mdm.network.multipliers", "1", "--mdm.train.budget", "6 steps"),
+    *("--mdm.train.batch-size", "4", "--dm.train.batch-size", "4"),
+    *("--samples.n", "64", "--samples.n-val", "8", "--samples.sampler.steps", "3"),
+    *("--finetune.train.budget", "4 steps", "--evaluate.n", "64", "--evaluate.mmd-subsets", "2"),
+    *("--evaluate.sampler.steps", "3", "--evaluate.milestone-samples", "0"),
+]
+
+
+def ions(n=200, seed=0):
+    x = np.random.default_rng(seed).standard_normal((n, 3, 8, 8)).astype(np.float32)
+    return 0.5 * (x - x.mean(1, keepdims=True))
+
+
+def write(folder):
+    """A user's folder: images in an HDF5 file that is not ours, and a module."""
+    folder.mkdir(exist_ok=True)
+    with h5py.File(folder / "ions.h5", "w") as file:
+        file["density"] = ions()
+    (folder / "charges.py").write_text(RULE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of all stages, in a folder of a user's; and what was said."""
+    folder = write(tmp_path_factory.mktemp("own") / "work")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", list(sys.path))
+        sys.modules.pop("charges", None)
+        assert main(["run", *OWN, *TINY]) == 0
+    return folder
+
+
+@pytest.fixture
+def mine(whole, tmp_path, monkeypatch):
+    """A copy of it, as the current folder."""
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("COLUMNS", "200")
+    sys.modules.pop("charges", None)
+    yield folder
+    sys.modules.pop("charges", None)
+
+
+@pytest.fixture
+def namm(capsys):
+    """Call the command line: exit code, and what was said."""
+
+    def call(*arguments):
+        code = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return call
+
+
+def states(namm, run="own"):
+    _, said = namm("status", run)
+    rows = [line.split("│") for line in said.splitlines() if line.count("│") > 3]
+    return {row[1].strip(): row[2].strip() for row in rows}
+
+
+def test_every_stage_is_done_and_the_numbers_are_of_these_images_and_this_rule(mine, namm):
+    found = states(namm)
+    assert [name for name, state in found.items() if state == "complete"] == [
+        *("data", "map", "mdm", "samples", "finetune", "dm", "evaluate", "report")
+    ]
+    data = read_record(mine / "runs/own/data")
+    assert data.results["shape"] == "3×8×8"
+    assert data.results["distance_mean"] < 1e-6
+    metrics = json.loads((mine / "runs/own/evaluate/metrics.json").read_text())["rows"]
+    with h5py.File(mine / "runs/own/evaluate/mdm.h5") as file:
+        assert metrics["finetuned"]["distance"]["mean"] == pytest.approx(
+            np.abs(file["images"][:].sum(1)).mean(), rel=1e-4
+        )
+    page = (mine / "runs/own/report/report.html").read_text()
+    assert "charges:neutral" in page
+    assert "nan" not in re.findall(r"<data[^>]*>([^<]*)</data>", page)
+    assert len(re.findall(r"<data", page)) > 30
+
+
+def test_settings_say_which_data_and_which_rule(mine):
+    data = yaml.safe_load((mine / "runs/own/settings.yaml").read_text())["data"]
+    assert data["file"].endswith("/ions.h5")
+    assert (data["constraint"], data["shape"], data["layout"]) == ("charges:neutral", [3, 8, 8], "NCHW")
+    assert (data["n_train"], data["n_val"], data["n_test"]) == (160, 20, 20)
+    assert len(data["content"]) == len(data["source"]) == 16
+    with open_store(mine / "runs/own/data/images.h5") as store:
+        copied = np.concatenate([store[split][:].numpy() for split in ("train", "val", "test")])
+    assert sorted(copied[:, 0, 0, 0]) == sorted(ions()[:, 0, 0, 0])
+
+
+def test_sigma_and_lambda_are_measured_on_the_images(mine):
+    settings = yaml.safe_load((mine / "runs/own/settings.yaml").read_text())
+    x = torch.from_numpy(ions())
+    sigma = settings["map"]["sigma_max"]
+    assert sigma == pytest.approx(0.4 * x.std().item(), rel=0.06)
+    # Three channels of noise σ sum to √3 σ, whose mean absolute value is √(2/π) of that.
+    expected = 10 * sigma / (np.sqrt(2 / np.pi) * np.sqrt(3) * sigma)
+    assert settings["map"]["weights"]["constraint"] == pytest.approx(expected, rel=0.05)
+    assert settings["finetune"]["sigma_max"] == sigma
+    assert settings["finetune"]["weights"]["constraint"] == settings["map"]["weights"]["constraint"]
+    assert settings["evaluate"]["subset"] == 20
+
+
+def test_the_same_command_does_nothing_again_and_says_what_it_found(mine, namm):
+    (mine / "charges.py").write_text("# the same rule\n" + RULE)
+    shutil.move(mine / "ions.h5", mine / "moved.h5")
+    code, said = namm("run", "--data", "moved.h5", *OWN[2:], *TINY)
+    assert code == 0
+    assert said.count("done before") == 8
+    assert "160 for train, 20 for val, 20 for test: it has no splits, and is split at random (data.seed 0)" in said
+    assert "neutral: ℓ is" in said
+
+
+def test_a_run_goes_on_without_its_file(mine, namm):
+    (mine / "ions.h5").unlink()
+    code, said = namm("run", "--config", "runs/own/settings.yaml")
+    assert code == 0
+    assert said.count("done before") == 8
+    code, said = namm("run", *OWN, *TINY)
+    assert code == 1
+    assert "There is no file or folder" in said
+
+
+def test_the_other_commands_take_such_a_run_from_any_folder(mine, namm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = mine / "runs/own"
+    assert "own" in namm("list", mine / "runs")[1]
+    code, said = namm("sample", run, "-n", 6, "-o", "s.h5", "--steps", 3)
+    assert code == 0
+    with h5py.File("s.h5") as file:
+        np.testing.assert_allclose(
+            file["distances"][:], np.abs(file["images"][:].sum(1)).mean((1, 2)), rtol=1e-4, atol=1e-6
+        )
+    code, said = namm("evaluate", run)
+    assert (code, "finetuned" in said) == (0, True)
+    code, said = namm("report", run)
+    assert (code, said.strip()) == (0, str(run / "report/report.html"))
+    code, said = namm("export", run, "-o", "pipe")
+    assert code == 0
+    assert "constraint=rule" in said
+    assert "where rule is charges:neutral" in said
+
+
+def test_a_changed_rule_is_refused_by_what_would_measure_with_it_and_reruns_what_depends_on_it(mine, namm):
+    (mine / "charges.py").write_text(RULE.replace("mean((1, 2))", "mean((1, 2)) * 3"))
+    command = ("sample", "own", "-n", 4, "-o", "s.h5")
+    settings = yaml.safe_load((mine / "runs/own/settings.yaml").read_text())
+    settings["data"]["folder"] = str(mine)
+    (mine / "runs/own/settings.yaml").write_text(yaml.safe_dump(settings))
+    code, said = namm(*command)
+    assert code == 1
+    assert "the module of the rule charges:neutral has changed since this run" in said
+    code, said = namm("run", *OWN, *TINY, "--until", "data")
+    assert code == 0
+    assert "data.source" in said
+    found = states(namm)
+    assert (found["data"], found["map"], found["dm"]) == ("complete", "stale", "stale")
+
+
+def test_changed_images_rerun_what_depends_on_them(mine, namm):
+    with h5py.File(mine / "ions.h5", "a") as file:
+        file["density"][3] *= 2
+    code, said = namm("run", *OWN, *TINY, "--until", "data")
+    assert code == 0
+    assert "data.content" in said
+    assert states(namm)["map"] == "stale"
+
+
+def test_what_is_asked_for_wins_over_what_is_measured(mine, namm):
+    options = [
+        "--map.sigma-max",
+        "0.2",
+        "--data.n-train",
+        "50",
+        "--evaluate.subset",
+        "10",
+        "--finetune.sigma-max",
+        "0.3",
+    ]
+    assert namm("run", *OWN, *TINY, *options, "--until", "data", "--out", "other")[0] == 0
+    settings = yaml.safe_load((mine / "other/settings.yaml").read_text())
+    assert settings["map"]["sigma_max"] == 0.2
+    assert settings["finetune"]["sigma_max"] == 0.3
+    assert settings["evaluate"]["subset"] == 10
+    assert settings["data"]["n_train"] == 50
+    assert settings["map"]["weights"]["constraint"] == pytest.approx(10 / np.sqrt(6 / np.pi), rel=0.05)
+    assert namm("run", *OWN, *TINY, "--map.weights.constraint", "3", "--until", "data", "--out", "third")[0] == 0
+    settings = yaml.safe_load((mine / "third/settings.yaml").read_text())
+    assert settings["finetune"]["weights"]["constraint"] == 3
+
+
+@pytest.mark.parametrize("preset", ["gpu", "paper"])
+def test_other_presets_take_own_data_too(mine, namm, preset):
+    np.save("a.npy", np.repeat(np.repeat(ions(40), 2, 2), 2, 3))
+    code, said = namm("run", "--data", "a.npy", *OWN[2:], "--preset", preset, "--until", "data", "--out", "other")
+    assert code == 0, said
+    settings = yaml.safe_load((mine / "other/settings.yaml").read_text())
+    assert settings["map"]["f"]["activation"] == "none"  # images of any sign
+    assert not settings["map"]["train"]["compile"]
+    assert settings["evaluate"]["n_fid"] <= settings["data"]["n_test"]
+
+
+def test_images_of_unusual_size_get_a_word(mine, namm):
+    np.save("a.npy", 1e-3 * ions(40))
+    _, said = namm("run", "--data", "a.npy", *OWN[2:], "--until", "data", "--out", "other")
+    assert "standard deviation is 0.00041: maps learn best near 1" in said
+
+
+def test_training_one_thing_and_a_file_of_settings(mine, namm):
+    code, said = namm("train", "map", *OWN, *TINY, "--out", "runs/own")
+    assert (code, said.count("done before")) == (0, 2)
+    (mine / "own.yaml").write_text(f"experiment: own\ndata: {{file: {mine}/ions.h5, constraint: 'charges:neutral'}}\n")
+    code, said = namm("run", "--config", "own.yaml", "--until", "data", "--out", "other")
+    assert code == 0
+    assert yaml.safe_load((mine / "other/settings.yaml").read_text())["data"]["n_train"] == 160
+
+
+WRONG = """
+import torch
+
+def flat(x):
+    return torch.round(x).sum(1).abs().mean((1, 2))
+
+def whole(x):
+    return x.sum(1).abs().mean()
+
+def breaks(x):
+    return (x - 5).abs().mean((1, 2, 3))
+
+def raises(x):
+    raise ValueError("not today")
+
+number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "message"),
+    [
+        ("wrong:flat", 1, "flat has zero gradient"),
+        ("wrong:whole", 1, "whole returned shape ()"),
+        ("wrong:breaks", 1, "the data break the constraint breaks"),
+        ("wrong:raises", 1, "the rule wrong:raises raised ValueError: not today (wrong.py, line 14)"),
+        ("wrong:number", 2, "it must be a function"),
+        ("wrong:numbr", 2, "Did you mean 'number'?"),
+        ("wrogn:flat", 2, "there is no module 'wrogn'"),
+        ("flux", 2, "from namm import TotalFlux"),
+    ],
+)
+def test_a_rule_that_cannot_be_used_is_refused_before_anything_is_made(mine, namm, rule, code, message):
+    (mine / "wrong.py").write_text(WRONG)
+    got, said = namm("run", "--data", "ions.h5", "--constraint", rule, "--out", "new")
+    sys.modules.pop("wrong", None)
+    assert (got, message in said) == (code, True), said
+    assert not (mine / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "ions.h5"], "needs images and a rule"),
+        (["own"], "needs images and a rule"),
+        (["burgers", *OWN], "leave out 'burgers'"),
+        (["--config", "runs/own/settings.yaml", *OWN], "names its own data"),
+        ([*OWN, "--data.layuot", "NCHW"], "--data.layout"),
+        ([*OWN, "--data.n-train", "-3"], "n_train must be 0 or more"),
+    ],
+)
+def test_wrong_usage(mine, namm, arguments, message):
+    code, said = namm("run", *arguments)
+    assert code == 2
+    assert message in " ".join(said.split())
