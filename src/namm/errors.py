@@ -49,8 +49,6 @@ class MemoryShortage(NammError):
 class Interrupted(NammError):
     """Work was asked to stop (SIGTERM or Ctrl-C) and saved its state first."""
 
-    exit_code = 130
-
 
 SHORTAGE = ("out of memory", "not enough memory", "DefaultCPUAllocator", "ALLOC_FAILED", "bad allocation")
 """What allocators say that have no error of their own: torch's for the CPU, CUDA's libraries."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from namm.cli import main
 from namm.constraints import TotalFlux
 from namm.datasets import load
 from namm.evaluation import compare, floor
@@ -21,18 +20,6 @@ from namm.experiments.trained import Trained
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-
-@pytest.fixture
-def namm(capsys):
-    """Call the command line: exit code, and what was said."""
-
-    def call(*arguments):
-        code = main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
-
-    return call
 
 
 def table(said):

@@ -35,7 +35,7 @@ def test_a_misspelt_command_gets_a_suggestion(capsys):
     [
         (NammError("the disk is full."), 1, "namm: the disk is full."),
         (UsageError("n must be positive."), 2, "namm: n must be positive."),
-        (KeyboardInterrupt(), 130, "namm: interrupted; the same command goes on where this one stopped."),
+        (KeyboardInterrupt(), 1, "namm: interrupted; the same command goes on where this one stopped."),
     ],
 )
 def test_errors_are_sentences_with_an_exit_code(error, code, text, monkeypatch, capsys):

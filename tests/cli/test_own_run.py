@@ -70,18 +70,6 @@ def mine(whole, tmp_path, monkeypatch):
     sys.modules.pop("charges", None)
 
 
-@pytest.fixture
-def namm(capsys):
-    """Call the command line: exit code, and what was said."""
-
-    def call(*arguments):
-        code = main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
-
-    return call
-
-
 def states(namm, run="own"):
     _, said = namm("status", run)
     rows = [line.split("│") for line in said.splitlines() if line.count("│") > 3]

@@ -36,7 +36,7 @@ DEBUG = "--debug"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one subcommand and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run one subcommand and return its exit code: 0 done, 1 failed, 2 wrong usage."""
     given = sys.argv[1:] if arguments is None else arguments
     debug, arguments = DEBUG in given, [argument for argument in given if argument != DEBUG]
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])

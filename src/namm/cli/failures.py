@@ -1,6 +1,6 @@
 """What a person is told when a command fails: one sentence and an exit code, whatever it was that failed.
 
-0 done, 1 failed, 2 wrong usage, 130 interrupted.
+0 done, 1 failed or interrupted, 2 wrong usage.
 """
 
 import errno
@@ -20,7 +20,7 @@ def explain(error: BaseException, command: str) -> tuple[str, int]:
         return _shortened(str(error)), error.exit_code
     if isinstance(error, KeyboardInterrupt):
         again = "goes on where this one stopped" if command in RESUMING else "starts again"
-        return f"interrupted; the same command {again}.", 130
+        return f"interrupted; the same command {again}.", 1
     if is_out_of_memory(error):
         return (
             f"memory has run out ({_first_line(error) or 'the machine has no more'}): ask for smaller batches "

@@ -3,6 +3,7 @@
 from namm.inverse.calibration import coverage
 from namm.inverse.dps import sample_posterior
 from namm.inverse.guidance import DPSGuidance, Evidence, Guess, Guidance
+from namm.inverse.likelihood import LikelihoodGuidance
 from namm.inverse.noise import GaussianNoise
 from namm.inverse.operators import Columns, Downsample, GaussianBlur, Linear, Mask, Operator, States, operator
 from namm.inverse.posterior import Posterior
@@ -21,6 +22,7 @@ __all__ = [
     "GaussianNoise",
     "Guess",
     "Guidance",
+    "LikelihoodGuidance",
     "Linear",
     "Mask",
     "OfficialSteps",

@@ -17,6 +17,7 @@ from namm.generative.base import evaluating
 from namm.generative.noise import sample_in_batches
 from namm.generative.progress import bar_over
 from namm.inverse.guidance import DPSGuidance, Evidence, Guidance
+from namm.inverse.likelihood import LikelihoodGuidance
 from namm.inverse.noise import GaussianNoise
 from namm.inverse.operators import Operator
 from namm.inverse.posterior import Posterior
@@ -57,7 +58,7 @@ def sample_posterior(
         operator: A.
         noise: The distribution of m − A(x).
         n: Samples for each measurement.
-        guidance: `DPSGuidance(zeta)`; with a constraint in it, CG-DPS.
+        guidance: `DPSGuidance(zeta)`, with a constraint in it CG-DPS; or `LikelihoodGuidance.of(prior.model)`.
         steps: `AncestralSteps(1000)`, `DDIMSteps(100)` for fewer, `OfficialSteps()` to compare with the official code.
         constraint: Only measured, on the finished samples; to guide by it, give it to the guidance.
         retries: How often a sample that diverged is drawn again, each time with half the step.
@@ -143,7 +144,7 @@ def _check(evidence: Evidence, image: Tensor) -> None:
 
 def _check_rules(constraint: Constraint | None, guidance: Guidance, image: Tensor) -> None:
     """Bring the rules that measure and that guide to the image's device, and refuse one that does not fit it."""
-    guiding = guidance.constraint if isinstance(guidance, DPSGuidance) else None
+    guiding = guidance.constraint if isinstance(guidance, DPSGuidance | LikelihoodGuidance) else None
     for rule in (constraint, guiding):
         if rule is None:
             continue

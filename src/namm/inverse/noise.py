@@ -75,6 +75,15 @@ class GaussianNoise:
         """χ²: (B, …) → (B,)."""
         return self.whiten(residual).square().sum(1)
 
+    @cached_property
+    def mean_precision(self) -> float:
+        """The mean of Γ⁻¹'s diagonal."""
+        if self._factor is None:
+            return float(torch.as_tensor(self.std, dtype=torch.double).pow(-2).mean())
+        identity = torch.eye(len(self._factor), dtype=torch.double, device=self._factor.device)
+        inverse = torch.linalg.solve_triangular(self._factor, identity, upper=False)
+        return float(inverse.square().sum(0).mean())
+
     def sample(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """n ~ N(0, Γ) for measurements of the shape, type and device of `like` (B, …)."""
         z = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)

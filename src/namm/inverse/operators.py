@@ -268,7 +268,7 @@ def _indices(numbers: Sequence[int], kind: str) -> list[int]:
 
 def _within(chosen: list[int], size: int, kind: str) -> list[int]:
     if max(chosen) >= size:
-        raise DataError(f"{kind} {chosen} were asked for, and the image has {kind} 0 to {size - 1}.")
+        raise DataError(f"{kind} up to {max(chosen)} were asked for, and the image has {kind} 0 to {size - 1}.")
     return chosen
 
 
