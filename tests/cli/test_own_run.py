@@ -12,7 +12,10 @@ import torch
 import yaml
 
 from namm.cli import main
+from namm.cli.run import choose
+from namm.constraints import constraint
 from namm.datasets import open_store
+from namm.errors import DataError
 from namm.experiments.folder import read_record
 
 RULE = """
@@ -215,7 +218,8 @@ def test_other_presets_take_own_data_too(mine, namm, preset):
     settings = yaml.safe_load((mine / "other/settings.yaml").read_text())
     assert settings["map"]["f"]["activation"] == "none"  # images of any sign
     assert not settings["map"]["train"]["compile"]
-    assert settings["evaluate"]["n_fid"] <= settings["data"]["n_test"]
+    assert settings["evaluate"]["n_fid"] == settings["evaluate"]["kid_subsets"] == 0  # these are no pictures
+    assert settings["dm"]["equal_compute"]
 
 
 def test_images_of_unusual_size_get_a_word(mine, namm):
@@ -231,6 +235,119 @@ def test_training_one_thing_and_a_file_of_settings(mine, namm):
     code, said = namm("run", "--config", "own.yaml", "--until", "data", "--out", "other")
     assert code == 0
     assert yaml.safe_load((mine / "other/settings.yaml").read_text())["data"]["n_train"] == 160
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A user's folder without a run."""
+    monkeypatch.chdir(write(tmp_path / "here"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("charges", None)
+    yield tmp_path / "here"
+    for module in ("charges", "trainable"):
+        sys.modules.pop(module, None)
+
+
+def settled(*arguments, **own):
+    """The settings that a command would run with."""
+    own = own or {"data": "ions.h5", "constraint": "charges:neutral"}
+    return choose("namm run", None, own, list(arguments), "").settings
+
+
+def test_what_is_given_stays_also_where_it_is_what_the_preset_says(here, capsys):
+    found = settled("--map.sigma-max", "0.1", "--finetune.weights.constraint=5.0")
+    assert (found.map.sigma_max, found.finetune.sigma_max) == (0.1, 0.1)
+    assert "with noise of σ_max = 0.1;" in capsys.readouterr().out
+    assert found.map.weights.constraint == pytest.approx(10 / np.sqrt(6 / np.pi), rel=0.05)
+    assert found.finetune.weights.constraint == 5
+    assert settled("--evaluate.subset", "1000").evaluate.subset == 1000
+
+
+def test_a_short_file_of_settings_is_measured_but_for_what_it_gives(here):
+    data = "experiment: own\ndata: {file: ions.h5, constraint: 'charges:neutral'}\n"
+    (here / "short.yaml").write_text(data)
+    found, measured = settled(config="short.yaml"), settled()
+    assert (found.map, found.finetune, found.evaluate) == (measured.map, measured.finetune, measured.evaluate)
+    assert found.map.sigma_max != 0.1
+    (here / "more.yaml").write_text(data + "map: {sigma_max: 0.1}\nfinetune: {sigma_max: 0.1}\n")
+    found = settled("--finetune.sigma-max", "0.3", config="more.yaml")
+    assert (found.map.sigma_max, found.finetune.sigma_max) == (0.1, 0.3)
+    assert found.evaluate.subset == 20
+
+
+def test_a_file_of_settings_that_were_measured_is_taken_as_it_is(mine):
+    config = mine / "runs/own/settings.yaml"
+    said = yaml.safe_load(config.read_text())
+    said["map"]["sigma_max"], said["finetune"]["weights"]["constraint"] = 0.1, 5.0
+    config.write_text(yaml.safe_dump(said))
+    found = settled(config=str(config))
+    assert (found.map.sigma_max, found.finetune.weights.constraint) == (0.1, 5)
+    assert found.finetune.sigma_max == said["finetune"]["sigma_max"]
+
+
+def test_images_that_are_no_pictures_are_refused_before_they_are_trained_on(here):
+    (here / "charges.py").write_text(RULE + "def kept(x):\n    return x[:, :1].abs().mean((1, 2, 3))\n")
+    np.save("pairs.npy", np.stack([0 * ions()[:, 0], ions()[:, 1]], 1))
+    own = {"data": "pairs.npy", "constraint": "charges:kept"}
+    assert settled(**own).data.shape == (2, 8, 8)
+    with pytest.raises(DataError, match="images with 2 channels are no pictures"):
+        settled("--evaluate.kid-subsets", "3", **own)
+
+
+def test_a_dozen_images_are_too_few_and_counted(here, namm):
+    np.save("few.npy", ions(12))
+    code, said = namm("run", "--data", "few.npy", *OWN[2:])
+    assert code == 1
+    assert "holds 12 images to take 10 for train, 1 for val, 1 for test" in said
+
+
+def test_a_residual_that_fails_in_the_report_costs_its_pictures_alone(mine, namm, monkeypatch):
+    def fails(x):
+        raise RuntimeError("only two images at a time")
+
+    rule = constraint(lambda x: x.sum(1).abs().mean((1, 2)), residual=fails)
+    monkeypatch.setattr("namm.experiments.build.constraint", lambda _: rule)
+    shutil.rmtree(mine / "runs/own/report")
+    code, said = namm("report", "own")
+    assert code == 0, said
+    page = (mine / "runs/own/report/report.html").read_text()
+    assert page.count("the rule&#x27;s residual: RuntimeError: only two images at a time") == 1
+    assert len(re.findall(r"<data", page)) > 30
+
+
+TRAINABLE = """
+import torch
+from namm import Constraint
+
+class Rule(Constraint):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def distance(self, x):
+        return (self.scale * self.residual(x)).abs().mean((1, 2, 3))
+
+    def residual(self, x):
+        return self.scale * x.sum(1, keepdim=True)
+
+class Late(Rule):
+    def distance(self, x):
+        return x.sum(1).abs().mean((1, 2))
+
+    def residual(self, x):
+        raise ValueError("not here")
+"""
+
+
+def test_the_residual_of_a_rule_with_parameters_can_be_checked(here, namm):
+    (here / "trainable.py").write_text(TRAINABLE)
+    how = ("ions.h5", "--key", "density", "--layout", "NCHW")
+    code, said = namm("check", "trainable:Rule", *how)
+    assert code == 0, said
+    assert (here / "ions-worst.png").stat().st_size > 1000
+    code, said = namm("check", "trainable:Late", *how)
+    assert code == 1
+    assert "the rule trainable:Late raised ValueError: not here (trainable.py, line" in said
 
 
 WRONG = """

@@ -1,14 +1,17 @@
 """`namm paper`: its arguments, what it prints, its exit codes."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from namm.cli import main
+from namm.experiments.cells import CellOutcome, Jobs
 from namm.experiments.paper.items import ITEMS
 
 
@@ -24,6 +27,10 @@ from namm.experiments.paper.items import ITEMS
         (["paper", "table1", "--preset", "gup"], 2, "Did you mean 'gpu'?"),
         (["paper", "table1", "--seeds", "1", "1"], 2, "each once"),
         (["paper", "table1", "--on", "moon"], 2, "slurm"),
+        (["paper", "table1", "--slurm", "partition=gpu"], 2, "add --on slurm"),
+        (["paper", "table1", "--on", "slurm", "--slurm", "gpu"], 2, "KEY=VALUE"),
+        (["paper", "table1", "--on", "local", "--jobs", "0"], 2, "--jobs takes whole numbers of 1 or more"),
+        (["paper", "table1", "--jobs", "2"], 2, "add --on local or --on slurm"),
     ],
 )
 def test_help_and_mistakes_are_answered_without_torch(arguments, code, said, tmp_path):
@@ -37,8 +44,26 @@ def test_help_and_mistakes_are_answered_without_torch(arguments, code, said, tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_every_item_of_the_issue_is_there():
-    assert {"table1", "table2", "table5", "fig3", "fig4", "fig6", "fig7", "fig8", "fig9", "fig10"} <= set(ITEMS)
+def test_the_page_lists_every_item():
+    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
+    assert set(re.findall(r"^\| `(table\d+|fig\d+)` \|", page, re.MULTILINE)) == set(ITEMS)
+    assert {"table1", "table2", "table5", *(f"fig{k}" for k in range(3, 12))} == set(ITEMS)
+
+
+def test_jobs_are_asked_for_as_by_a_sweep(tiny_preset, whole_run, tmp_path, monkeypatch):
+    asked = []
+
+    def run_cells(cells, out, **how):
+        asked.append((how["on"], how["jobs"]))
+        return [CellOutcome(cell, out / cell.name, None) for cell in cells]
+
+    shutil.copytree(whole_run, tmp_path / "out" / "burgers-seed0")
+    monkeypatch.setattr("namm.cli.paper.preset", lambda experiment, name: tiny_preset)
+    monkeypatch.setattr("namm.experiments.share.run_cells", run_cells)
+    arguments = ["paper", "table1", "--out", str(tmp_path / "out"), "--experiments", "burgers", "--on", "slurm"]
+    slurm = ["--slurm", "partition=gpu", "gpus_per_node=1", "--jobs", "3", "--slurm", "timeout_min=90"]
+    assert main([*arguments, *slurm]) == 0
+    assert asked == [("slurm", Jobs(3, {"partition": "gpu", "gpus_per_node": 1, "timeout_min": 90}))]
 
 
 def test_a_table_of_a_run_is_printed_and_a_failure_is_the_exit_code(
@@ -66,4 +91,6 @@ def test_a_table_of_a_run_is_printed_and_a_failure_is_the_exit_code(
     assert "table1.csv" in printed
     assert asked == [("burgers", "gpu")]
     assert main([*arguments, "periodic"]) == 1
-    assert "periodic-seed0 is missing: evaluate.n is 5" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "periodic-seed0 is missing: evaluate.n is 5" in printed
+    assert "1 of 2 runs failed; the same command with --retry tries them again" in printed

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from namm.cli import main
+from namm.experiments import sweep
 from namm.experiments.folder import read_record
 from namm.experiments.plain import to_yaml
 from namm.experiments.presets import preset
@@ -37,6 +38,14 @@ def test_values_are_read_as_in_a_settings_file(text, expected):
     assert read_values(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [(-1, "-1"), (1, "1"), (-1e-3, "-0.001"), ([-1, 2], "-1-2"), ("5 steps", "5-steps"), ("/a/b", "a-b")],
+)
+def test_values_are_told_apart_by_the_names_of_folders(value, word):
+    assert sweep._word(value) == word
+
+
 def test_cells_are_the_product_and_carry_their_values():
     base = preset("periodic")
     values = combinations({"map.sigma_max": [0.1, 0.2], "mdm.network.multipliers": [[1, 2]]}, seeds=[0, 7])
@@ -65,6 +74,7 @@ def test_cells_are_the_product_and_carry_their_values():
         (["--vary", "map.sigma_max=1,1"], "two cells are called"),
         (["--seeds", "one"], "--seeds takes whole numbers"),
         (["--seeds", "0", "--jobs", "0"], "--jobs takes whole numbers of 1 or more"),
+        (["--seeds", "0", "--jobs", "2"], "add --on local or --on slurm"),
         (["--seeds", "0", "--on", "slrum"], "Did you mean 'slurm'"),
         (["--seeds", "0", "--slurm", "partition=gpu"], "add --on slurm"),
         (["--seeds", "0", "--until", "mpa"], "Did you mean 'map'"),

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from namm.datasets import UnitCells, open_store, write_store
+from namm.datasets.lazy import LazyImages
 from namm.datasets.own import OwnImages, content_hash, look
 from namm.errors import DataError, UsageError
 
@@ -65,21 +66,57 @@ def test_asked_numbers_are_kept_and_the_rest_is_trained_on(tmp_path, numbered):
     assert len(set(chain(*found.values()))) == 57
     with pytest.raises(DataError, match="holds 100 images to take 80 for train, 10 for val, 30 for test"):
         dataset(tmp_path, "a.npy", {"train": 80, "val": 0, "test": 30})
-    np.save("few.npy", numbered[:2])
-    with pytest.raises(DataError, match="every split needs at least one"):
+    np.save("few.npy", numbered[:12])
+    message = "holds 12 images to take 10 for train, 1 for val, 1 for test from: train and test need at least two"
+    with pytest.raises(DataError, match=message):
         dataset(tmp_path, "few.npy")
+    assert dataset(tmp_path, "few.npy", {"train": 0, "val": 0, "test": 2})[1] == {"train": 9, "val": 1, "test": 2}
 
 
-def test_splits_of_the_file_are_taken_in_order(tmp_path, numbered):
+def test_splits_of_the_file_are_kept_and_their_images_shuffled(tmp_path, numbered):
     write_h5("a.h5", train=numbered[:50], val=numbered[50:60], test=numbered[60:])
     own, sizes = dataset(tmp_path, "a.h5")
-    assert contents(own, sizes) == {
+    found = contents(own, sizes)
+    assert {split: sorted(part) for split, part in found.items()} == {
         "train": list(range(50)),
         "val": list(range(50, 60)),
         "test": list(range(60, 100)),
     }
-    _, sizes = dataset(tmp_path, "a.h5", {"train": 5, "val": 0, "test": 3})
+    assert found == contents(own, sizes)
+    assert found != contents(own, sizes, seed=1)
+    own, sizes = dataset(tmp_path, "a.h5", {"train": 5, "val": 0, "test": 3})
     assert sizes == {"train": 5, "val": 10, "test": 3}
+    assert contents(own, sizes)["train"] == found["train"][:5]
+
+
+@pytest.mark.parametrize("splits", [("train", "val", "test"), ("pictures",)])
+def test_the_first_images_of_a_split_are_spread_over_a_file_that_drifts(tmp_path, numbered, splits):
+    write_h5("a.h5", **dict.fromkeys(splits, numbered))
+    own, sizes = dataset(tmp_path, "a.h5")
+    for split, part in contents(own, sizes).items():
+        first = np.array(part[: len(part) // 2])
+        assert first.min() < 40, split
+        assert first.max() > 60, split
+
+
+def test_images_in_random_order_are_read_in_the_files_order(tmp_path, numbered, monkeypatch):
+    """A compressed file unpacks many images to read one, and would do so for each."""
+    with h5py.File("a.h5", "w") as file:
+        file.create_dataset("x", data=numbered, compression="gzip", chunks=(50, 1, 4, 4))
+    own, _ = dataset(tmp_path, "a.h5")
+    whole = own.images(0, "train", 0, 80)
+    asked, read = [], LazyImages.__getitem__
+
+    def noted(self, rows):
+        asked.append(list(rows))
+        return read(self, rows)
+
+    monkeypatch.setattr(LazyImages, "__getitem__", noted)
+    assert torch.equal(own.images(0, "train", 0, 80), whole)
+    monkeypatch.setattr("namm.datasets.own.GROUP_BYTES", 1)
+    assert torch.equal(own.images(0, "train", 0, 80), whole)
+    assert [len(rows) for rows in asked] == [80, 64, 16]
+    assert all(rows == sorted(rows) for rows in asked)
 
 
 def test_a_split_that_the_file_lacks_comes_out_of_train(tmp_path, numbered):
@@ -87,16 +124,47 @@ def test_a_split_that_the_file_lacks_comes_out_of_train(tmp_path, numbered):
     own, sizes = dataset(tmp_path, "a.npz")
     assert sizes == {"train": 80, "val": 10, "test": 10}
     found = contents(own, sizes)
-    assert found["test"] == list(range(90, 100))
+    assert sorted(found["test"]) == list(range(90, 100))
     assert sorted(found["train"] + found["val"]) == list(range(90))
 
 
-def test_more_than_a_block_is_copied_as_it_is(tmp_path, numbered):
+def test_an_empty_split_is_none(tmp_path, numbered):
+    write_h5("a.h5", train=numbered, val=numbered[:0], test=numbered[:0])
+    own, sizes = dataset(tmp_path, "a.h5")
+    assert sizes == {"train": 80, "val": 10, "test": 10}
+    assert sorted(chain(*contents(own, sizes).values())) == list(range(100))
+
+
+def test_shapes_are_read_without_the_pixels_and_rows_of_npy_without_the_others(tmp_path, numbered, monkeypatch):
+    def everything(*_, **__):
+        raise AssertionError("all of the file was read")
+
+    np.save("a.npy", numbered.transpose(0, 2, 3, 1))
+    np.savez_compressed("a.npz", x=numbered, label=np.zeros(100))
+    monkeypatch.setattr("namm.datasets.own.read_images", everything)
+    monkeypatch.setattr(np, "load", everything)
+    for name in ("a.npy", "a.npz"):
+        assert (look(tmp_path / name).shape, look(tmp_path / name).sizes(NONE)["train"]) == ((3, 8, 8), 80)
+    own, sizes = dataset(tmp_path, "a.npy")
+    assert own.images(0, "train", 0, 3).shape == (3, 3, 8, 8)
+    assert sorted(chain(*contents(own, sizes).values())) == list(range(100))
+
+
+def test_a_value_that_is_no_number_is_found_by_its_own_place(tmp_path, numbered):
+    broken = numbered.copy()
+    broken[37, 1, 2, 3] = np.nan
+    np.save("a.npy", broken)
+    own, sizes = dataset(tmp_path, "a.npy")
+    with pytest.raises(DataError, match=r"holds nan at index \(37, 1, 2, 3\)"):
+        contents(own, sizes)
+
+
+def test_more_than_a_block_is_copied(tmp_path, numbered):
     write_h5("a.h5", train=numbered, val=numbered[:3], test=numbered[:3])
     own, sizes = dataset(tmp_path, "a.h5")
     write_store("copy.h5", own, sizes, quiet=True)
     with open_store("copy.h5") as store:
-        assert torch.equal(store["train"][:], torch.from_numpy(numbered.copy()))
+        assert torch.equal(store["train"][:].sort(0).values, torch.from_numpy(numbered.copy()))
         assert store.sizes == sizes
         assert store.parameters["content"] == content_hash(tmp_path / "a.h5")
 
@@ -118,12 +186,12 @@ def test_the_layout_is_taken_where_only_one_axis_can_be_the_channels(tmp_path, n
 
 def test_pngs_and_our_own_files_know_their_layout(tmp_path):
     (tmp_path / "pngs").mkdir()
-    for k in range(10):
+    for k in range(20):
         Image.fromarray(np.full((8, 8), k, np.uint8)).save(tmp_path / "pngs" / f"{k}.png")
     own, sizes = dataset(tmp_path, "pngs")
-    assert (own.shape, sizes) == ((1, 8, 8), {"train": 8, "val": 1, "test": 1})
+    assert (own.shape, sizes) == ((1, 8, 8), {"train": 16, "val": 2, "test": 2})
     values = torch.cat([own.images(0, split, 0, n)[:, 0, 0, 0] for split, n in sizes.items()])
-    assert sorted((values * 255).round().int().tolist()) == list(range(10))
+    assert sorted((values * 255).round().int().tolist()) == list(range(20))
     before = content_hash(tmp_path / "pngs")
     Image.fromarray(np.full((8, 8), 9, np.uint8)).save(tmp_path / "pngs" / "0.png")
     assert content_hash(tmp_path / "pngs") != before
@@ -136,9 +204,10 @@ def test_pngs_and_our_own_files_know_their_layout(tmp_path):
     ("name", "how", "message"),
     [
         ("none.h5", {}, "There is no file or folder"),
-        ("two.npz", {}, r"holds a, b: say which array the images are \(--data.key NAME\)"),
+        ("two.npz", {}, r"holds a \(100, 3, 8, 8\), b .*: say which array the images are \(--data.key NAME\)"),
         ("two.npz", {"key": "c"}, "has no array 'c'; its keys are: a, b"),
-        ("flat.h5", {}, "no array of four axes"),
+        ("flat.h5", {}, r"no array of four axes .*, but x \(100, 8, 8\)\. .* add the channel axis"),
+        ("flat.npy", {}, "Add the channel axis"),
         ("flat.h5", {"key": "x"}, "has 3 axes"),
         ("mixed.h5", {}, "images of different shapes, 1×8×8, 3×8×8"),
         ("bad.h5", {}, "cannot be read as HDF5"),
@@ -152,6 +221,7 @@ def test_what_cannot_be_used_is_said_in_a_sentence(tmp_path, numbered, name, how
     np.savez("two.npz", a=numbered, b=numbered)
     np.save("one.npy", numbered)
     write_h5("flat.h5", x=numbered[:, 0])
+    np.save("flat.npy", numbered[:, 0])
     write_h5("mixed.h5", train=numbered, test=numbered[:, :1])
     for bad in ("bad.h5", "bad.npz", "bad.npy", "a.txt"):
         (tmp_path / bad).write_bytes(b"junk")

@@ -101,6 +101,33 @@ def test_no_more_are_made_at_a_time_than_fit(monkeypatch, noise, at_once, made):
     assert torch.equal(torch.cat(blocks), noise.images(0, "test", 0, 320))
 
 
+@dataclass(frozen=True)
+class Cramped(Noise):
+    """On a device whose memory is too small for more than `most` images."""
+
+    most: int = 128
+
+    def make(self, ingredients):
+        images = super().make(ingredients)
+        if len(images) > self.most:
+            raise torch.OutOfMemoryError("out of memory")
+        return images
+
+
+@pytest.mark.parametrize(("most", "tried"), [(128, [320, 128, 128, 64]), (64, [320, 128, *[64] * 5])])
+def test_where_memory_is_short_fewer_blocks_are_made_together(noise, most, tried):
+    expected = noise.images(0, "test", 0, 320)
+    noise.made.clear()
+    assert torch.equal(torch.cat(list(Cramped(most).blocks_on("cpu", 0, "test", range(5)))), expected)
+    assert noise.made == tried
+
+
+def test_memory_too_short_for_one_block_is_said(noise):
+    with pytest.raises(torch.OutOfMemoryError):
+        list(Cramped(63).blocks_on("cpu", 0, "test", range(5)))
+    assert noise.made == [320, 128, 64]
+
+
 def test_blocks_are_made_as_they_are_asked_for(monkeypatch, noise):
     monkeypatch.setattr(Noise, "at_once", 1)
     blocks = noise.blocks_on("cpu", 0, "test", range(1000))

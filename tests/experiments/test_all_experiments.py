@@ -1,8 +1,10 @@
-"""All five experiments at a size of seconds, from their data to their maps."""
+"""All five experiments at a size of seconds, from their data to their reports."""
 
+import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from namm.constraints import Counter
 from namm.datasets import open_store
@@ -11,7 +13,8 @@ from namm.experiments.data_stage import images_file
 from namm.experiments.map_stage import mirror_folder
 from namm.experiments.presets import EXPERIMENTS, preset
 from namm.experiments.run import run
-from namm.experiments.settings import ForwardSettings
+from namm.experiments.settings import ForwardSettings, NetworkSettings, SamplerSettings
+from namm.generative.sample_file import SampleFile
 from namm.maps import MirrorMap
 from namm.training.counter import train_counter
 from namm.training.settings import TrainSettings
@@ -33,24 +36,55 @@ def counter(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_the_map_of_every_experiment(experiment, counter, tmp_path):
+def tiny(experiment, counter):
+    """The experiment's own preset with images, networks and budgets of no size."""
     base = preset(experiment)
-    s = base.settings
+    s, sampler = base.settings, SamplerSettings("dpm-solver", 3)
     own = SIZES[experiment] | ({"counter": str(counter)} if experiment == "count" else {})
-    data = replace(s.data, n_train=24, n_val=8, n_test=4, **own)
+
+    def short(part):
+        return replace(part, train=replace(part.train, budget="6 steps", batch_size=4, milestones=2))
+
+    network = NetworkSettings(filters=8, multipliers=(1,), blocks=1, attention=(), dropout=0.0, unshuffle=2)
     f = replace(s.map.f, filters=4, blocks=1, downsamplings=1)
-    train = replace(s.map.train, budget="6 steps", batch_size=4)
-    map_ = replace(s.map, g=ForwardSettings(layers=1, filters=4), f=f, train=train)
-    chosen = replace(base, settings=replace(s, data=data, map=map_))
-    records = run(chosen, tmp_path / "run", until="map", tell=lambda line: None, progress=False)
+    settings = replace(
+        s,
+        data=replace(s.data, n_train=24, n_val=8, n_test=16, **own),
+        map=short(replace(s.map, g=ForwardSettings(layers=1, filters=4), f=f)),
+        mdm=short(replace(s.mdm, network=network)),
+        samples=replace(s.samples, n=8, n_val=4, sampler=sampler),
+        finetune=short(s.finetune),
+        dm=short(s.dm),
+        evaluate=replace(s.evaluate, n=16, subset=16, mmd_subsets=1, milestone_samples=4, sampler=sampler),
+    )
+    return replace(base, settings=settings)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_stage_of_every_experiment(experiment, counter, tmp_path):
+    chosen, folder = tiny(experiment, counter), tmp_path / "run"
+    records = run(chosen, folder, tell=lambda line: None, progress=False)
+    assert [name for name, record in records.items() if record.is_complete(folder / name)] == [
+        *("data", "map", "mdm", "samples", "finetune", "dm", "evaluate", "report")
+    ]
+    rule = build.constraint(chosen.settings.data.rule)
+
     results = records["map"].results
-    with open_store(images_file(tmp_path / "run" / "data")) as store:
+    with open_store(images_file(folder / "data")) as store:
         x = store["val"][:]
-    mirror, rule = MirrorMap.load(mirror_folder(tmp_path / "run" / "map")), build.constraint(data.rule)
+    mirror = MirrorMap.load(mirror_folder(folder / "map"))
     assert results["distance_data"] == pytest.approx(float(rule(x).mean()), rel=1e-4, abs=1e-7)
     there_and_back = mirror.to_data(mirror.to_mirror(x)).detach()
     assert results["distance_cycle"] == pytest.approx(float(rule(there_and_back).mean()), rel=1e-3)
     # Nothing but the counter, which errs on its own data, is far from zero there.
     assert results["distance_data"] < (2 if experiment == "count" else 1e-3)
     assert isinstance(rule.counter, Counter) if experiment == "count" else results["distance_noise"] > 1e-3
+
+    rows = json.loads((folder / "evaluate" / "metrics.json").read_text())["rows"]
+    page = (folder / "report" / "report.html").read_text()
+    for row, file in (("finetuned", "mdm.h5"), ("dm", "dm.h5")):
+        with SampleFile(folder / "evaluate" / file) as samples:
+            distance = float(rule(torch.as_tensor(samples.images[:])).mean())
+        assert rows[row]["distance"]["mean"] == pytest.approx(distance, rel=1e-4)
+        assert f'<data value="{rows[row]["distance"]["mean"]}"' in page
+    assert ("projected" in rows) == rule.has_project

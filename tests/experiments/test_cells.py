@@ -3,17 +3,21 @@
 import json
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from namm.errors import Interrupted, TrainingError, UsageError
+from namm.experiments import jobs
 from namm.experiments import run as run_module
 from namm.experiments import stages as stages_module
 from namm.experiments.cells import Cell, Jobs, run_cells
-from namm.experiments.folder import FAILURE, read_failure
+from namm.experiments.folder import FAILURE, read_failure, write_failure
 from namm.experiments.jobs import Job
 from namm.experiments.presets import preset
+from namm.experiments.share import first_of_each, run_sharing, share
 from namm.experiments.stages import STAGES, Outcome
+from namm.experiments.sweep import gather
 from namm.files import owned
 
 
@@ -23,6 +27,12 @@ class Maps:
     def __init__(self):
         self.calls = []
         self.errors = {}
+        self.drawn = []
+
+    def draw(self, work):
+        self.drawn.append(work.settings.data.n_train)
+        (work.folder / "images").write_text(str(work.settings.data.n_train))
+        return Outcome({}, ("images",))
 
     def make(self, work):
         sigma = work.settings.map.sigma_max
@@ -40,7 +50,7 @@ class Maps:
 @pytest.fixture
 def maps(monkeypatch):
     fakes = Maps()
-    fake = {"data": lambda work: Outcome({}, ()), "map": fakes.make}
+    fake = {"data": fakes.draw, "map": fakes.make}
     table = {name: replace(stage, function=fake.get(name)) for name, stage in STAGES.items()}
     monkeypatch.setattr(stages_module, "STAGES", table)
     monkeypatch.setattr(run_module, "_check_settings", lambda chosen: None)
@@ -83,6 +93,7 @@ def test_a_cell_that_raises_is_reported_remembered_and_retried_on_request(tmp_pa
     maps.errors.clear()
     outcomes, told = go(cells, tmp_path)
     assert [each.error for each in outcomes] == [None, said, None]
+    assert any(line.startswith("sigma=0.2: failed before") and "--retry" in line for line in told)
     assert maps.take() == []
     outcomes, _ = go(cells, tmp_path, retry=True)
     assert [each.error for each in outcomes] == [None, None, None]
@@ -122,6 +133,86 @@ def test_a_folder_that_another_process_works_in_is_no_failure_either(tmp_path, m
     assert "in use" in outcomes[0].error
     assert read_failure(tmp_path / "sigma=0.1", cell(0.1).key) is None
     assert go([cell(0.1)], tmp_path)[0][0].error is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), ConnectionResetError(104, "Connection reset"), MemoryError("none left")],
+)
+def test_what_may_pass_is_reported_and_not_remembered(tmp_path, maps, error):
+    maps.errors[0.1] = error
+    outcomes, _ = go([cell(0.1), cell(0.2)], tmp_path)
+    assert error.args[-1] in outcomes[0].error
+    assert outcomes[1].error is None
+    assert not (tmp_path / "sigma=0.1" / FAILURE).exists()
+    maps.errors.clear()
+    assert go([cell(0.1)], tmp_path)[0][0].error is None
+
+
+def test_a_reader_that_has_seen_enough_ends_everything_and_is_no_failure(tmp_path, maps):
+    maps.errors[0.1] = BrokenPipeError(32, "Broken pipe")
+    with pytest.raises(BrokenPipeError):
+        go([cell(0.1), cell(0.2)], tmp_path)
+    assert maps.take() == [0.1]
+    assert not (tmp_path / "sigma=0.1" / FAILURE).exists()
+
+
+@pytest.mark.parametrize("file", ["map/stage.json", FAILURE])
+def test_a_file_that_cannot_be_read_is_the_fault_of_its_cell_alone(tmp_path, maps, file):
+    if file == FAILURE:
+        maps.errors[0.1] = TrainingError("no.")
+    cells = [cell(0.1), cell(0.2)]
+    go([cell(0.1)], tmp_path)
+    (tmp_path / "sigma=0.1" / file).write_text("{")
+    outcomes = run_sharing(cells, tmp_path, on="here", retry=False, tell=lambda line: None, progress=False)
+    assert f"{file} cannot be read" in outcomes[0].error
+    assert outcomes[1].error is None
+    assert first_of_each(cells, tmp_path, False) == []
+    rows = gather(outcomes, [{}, {}])
+    assert [(row.status, row.stage) for row in rows] == [("failed", "data"), ("complete", "map")]
+    unreadable = jobs._outcome(cells[0], tmp_path / "sigma=0.1", SimpleNamespace(), "x", lambda line: None)
+    assert unreadable.error == outcomes[0].error
+
+
+def with_images(base, n):
+    settings = base.preset.settings
+    return replace(
+        base, preset=replace(base.preset, settings=replace(settings, data=replace(settings.data, n_train=n)))
+    )
+
+
+def test_data_of_changed_settings_are_drawn_once_for_all(tmp_path, maps):
+    def go_on(n):
+        cells = [with_images(cell(sigma), n) for sigma in (0.1, 0.2, 0.3)]
+        outcomes = run_sharing(cells, tmp_path, on="here", retry=False, tell=lambda line: None, progress=False)
+        assert [each.error for each in outcomes] == [None] * 3
+        drawn, maps.drawn = maps.drawn, []
+        images = [tmp_path / each.name / "data" / "images" for each in cells]
+        assert [path.read_text() for path in images] == [str(n)] * 3
+        return drawn, len({path.stat().st_ino for path in images})
+
+    assert go_on(64) == ([64], 1)
+    assert go_on(65) == ([65], 1)
+    assert go_on(64) == ([], 1)  # what was set aside comes back
+    assert len(list((tmp_path / "sigma=0.2").glob("data*"))) == 2
+
+
+def test_what_is_set_aside_for_one_cell_is_still_given_to_another(tmp_path, maps):
+    go([with_images(cell(0.1), 64), with_images(cell(0.2), 65)], tmp_path)
+    share([with_images(cell(0.1), 65), with_images(cell(0.3), 64)], tmp_path)
+    assert (tmp_path / "sigma=0.1" / "data" / "images").read_text() == "65"
+    assert (tmp_path / "sigma=0.3" / "data" / "images").read_text() == "64"
+
+
+def test_who_failed_before_does_not_draw_for_all(tmp_path, maps):
+    cells = [cell(sigma) for sigma in (0.1, 0.2, 0.3)]
+    assert [each.name for each in first_of_each(cells, tmp_path, False)] == ["sigma=0.1"]
+    write_failure(tmp_path / "sigma=0.1", cells[0].key, "no.")
+    assert [each.name for each in first_of_each(cells, tmp_path, False)] == ["sigma=0.2"]
+    assert [each.name for each in first_of_each(cells, tmp_path, True)] == ["sigma=0.1"]
+    for each in cells:
+        write_failure(tmp_path / each.name, each.key, "no.")
+    assert first_of_each(cells, tmp_path, False) == []
 
 
 def test_a_cell_that_cannot_be_written_is_reported(tmp_path, maps):

@@ -1,15 +1,19 @@
 """A user's own rule: what may be named, from where, and what is said of one that cannot be used."""
 
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from namm.errors import ConstraintError, MemoryShortage, RunFolderError, UsageError
-from namm.experiments.data_settings import OwnRule
-from namm.experiments.own import blamed_on, known_rule, load_rule
+from namm.experiments.data_settings import OwnData, OwnRule
+from namm.experiments.own import blamed_on, known_rule, load_rule, prepare
+from namm.experiments.presets import OWN, preset
 
 RULES = """
+import threading
 import torch
 from namm import Constraint, constraint
 
@@ -42,6 +46,33 @@ network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1), torch.n
 
 def raises(x):
     raise ValueError("no\\nsuch thing")
+
+SEEN = []
+
+class Placed(Bounded):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(1))
+
+    def forward(self, x):
+        SEEN.append((x.device.type, self.mask.device.type))
+        return super().forward(x)
+
+class Locked(Bounded):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+locked = Locked()
+
+def fails(x):
+    raise IndexError("too late")
+
+late_residual = constraint(plain, residual=fails)
+late_project = constraint(plain, project=fails)
+odd_residual = constraint(plain, residual=lambda x: x.sum())
+odd_project = constraint(plain, project=lambda x: x[:, :, :2])
+whole = constraint(plain, residual=lambda x: x, project=torch.zeros_like)
 """
 X = torch.tensor([[[[1.0, -3.0], [0.0, 4.0]]]])
 
@@ -66,6 +97,45 @@ def test_whatever_measures_images_can_be_named(name, distance):
 
 def test_a_network_is_a_rule_too():
     assert load_rule("bag_of_rules:network")(X).shape == (1,)
+
+
+def test_what_is_done_to_a_rule_is_not_done_to_the_modules_own():
+    load_rule("bag_of_rules:network").to(torch.float64)
+    module = sys.modules["bag_of_rules"]
+    assert module.network[1].weight.dtype == torch.float32
+    load_rule("bag_of_rules:made").most = 7.0
+    assert module.made.most == 0.5
+    assert load_rule("bag_of_rules:locked").lock is module.locked.lock  # cannot be copied
+
+
+def prepared(name):
+    """The experiment with 40 black images and that rule."""
+    np.save("black.npy", np.zeros((40, 1, 8, 8), np.float32))
+    asked = replace(preset(OWN).settings, data=OwnData(file="black.npy", constraint=f"bag_of_rules:{name}"))
+    return prepare(asked, (), lambda line: None)
+
+
+def test_a_rule_is_tried_where_it_will_be_trained_with(monkeypatch):
+    """A device without values: that the rule came there with the images is seen, and that it is named."""
+    monkeypatch.setattr("namm.experiments.trained.device", lambda: torch.device("meta"))
+    with pytest.raises(ConstraintError, match="the rule bag_of_rules:Placed raised"):
+        prepared("Placed")
+    assert set(sys.modules["bag_of_rules"].SEEN) == {("meta", "meta")}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("late_residual", "the rule bag_of_rules:late_residual raised IndexError: too late"),
+        ("late_project", "the rule bag_of_rules:late_project raised IndexError: too late"),
+        ("odd_residual", "the residual of plain must be a tensor with one entry per image"),
+        ("odd_project", r"project of plain turned images \(2, 1, 8, 8\) into \(2, 1, 2, 8\)"),
+    ],
+)
+def test_what_is_needed_after_the_training_is_tried_before_it(name, message):
+    with pytest.raises(ConstraintError, match=message):
+        prepared(name)
+    assert prepared("whole").data.n_train == 32
 
 
 def test_a_module_of_the_same_name_in_another_folder_is_another_module(tmp_path, monkeypatch):

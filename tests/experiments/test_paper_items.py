@@ -14,7 +14,8 @@ from torch import nn
 
 from namm.errors import DataError, UsageError
 from namm.evaluation import Clipped, Extractor, fid, kid, mmd
-from namm.experiments import build
+from namm.experiments import assimilation_paper, build
+from namm.experiments.assimilation import Setting
 from namm.experiments.cells import Cell, CellOutcome
 from namm.experiments.data_settings import CountData, DivergenceData, PeriodicData
 from namm.experiments.paper import make as making
@@ -22,9 +23,10 @@ from namm.experiments.paper.inception_distance import table5
 from namm.experiments.paper.items import ITEMS
 from namm.experiments.paper.make import make
 from namm.experiments.paper.reported import TABLE2
-from namm.experiments.paper.share import share
 from namm.experiments.paper.wanted import base_cells, grid_weights, sweep_cells
 from namm.experiments.presets import EXPERIMENTS, preset
+from namm.experiments.share import share
+from namm.files import owned
 from namm.maps import MirrorMap
 
 
@@ -266,10 +268,43 @@ def test_what_needs_inception_is_refused_before_anything_is_run(tiny, tmp_path, 
     def absent():
         raise DataError("no Inception weights are here.")
 
+    def refused(item, base, experiment):
+        with pytest.raises(UsageError, match="no Inception weights"):
+            make(ITEMS[item], base, tmp_path / "out", experiments=(experiment,))
+        assert not (tmp_path / "out").exists()  # no network that counts either
+
     monkeypatch.setattr("namm.evaluation.inception.load_inception", absent)
-    with pytest.raises(UsageError, match="no Inception weights"):
-        make(ITEMS["table5"], tiny, tmp_path / "out", experiments=("burgers",))
-    assert not (tmp_path / "out").exists()
+    refused("table5", tiny, "burgers")
+    for item in ("table1", "table2", "fig3", "fig4", "fig5", "fig7", "fig8", "fig9", "fig11"):
+        refused(item, lambda name: preset(name, "gpu"), "count")
+
+    def with_fid(name):
+        chosen = tiny(name)
+        evaluate = replace(chosen.settings.evaluate, n_fid=30)
+        return replace(chosen, settings=replace(chosen.settings, evaluate=evaluate))
+
+    refused("table1", with_fid, "burgers")
+
+
+def test_what_is_evaluated_is_shown_without_inception(tiny, tmp_path, monkeypatch):
+    def asking(name):
+        chosen = tiny(name)
+        evaluate = replace(chosen.settings.evaluate, kid_subsets=2)
+        return replace(chosen, settings=replace(chosen.settings, evaluate=evaluate))
+
+    def absent():
+        raise DataError("no Inception weights are here.")
+
+    def show():
+        return make(ITEMS["table1"], asking, tmp_path, experiments=("burgers",), tell=lambda line: None, progress=False)
+
+    with monkeypatch.context() as here:
+        here.setattr("namm.evaluation.features.load_inception", Mixture)
+        here.setattr("namm.evaluation.inception.load_inception", Mixture)
+        before = show()
+    monkeypatch.setattr("namm.evaluation.inception.load_inception", absent)
+    assert show().shown.table.plain() == before.shown.table.plain()
+    assert all(row["KID"] is not None for row in before.shown.table.plain())
 
 
 def test_torchrun_is_refused(tiny, tmp_path, monkeypatch):
@@ -305,7 +340,14 @@ def test_table2_has_nine_settings_and_their_scores(swept, out, tiny):
 
 
 def test_table2_has_kid_where_it_is_asked_for(swept, monkeypatch):
-    monkeypatch.setattr("namm.evaluation.features.load_inception", Mixture)
+    looked = []
+
+    class Watched(Mixture):
+        def forward(self, pictures):
+            looked.append(len(pictures))
+            return super().forward(pictures)
+
+    monkeypatch.setattr("namm.evaluation.features.load_inception", Watched)
 
     def asking(outcome):
         s = outcome.cell.preset.settings
@@ -315,6 +357,7 @@ def test_table2_has_kid_where_it_is_asked_for(swept, monkeypatch):
     outcomes = [asking(outcome) for outcome in swept.outcomes]
     for outcome in outcomes:
         ITEMS["table2"].measure(outcome, False)
+    assert sorted(looked) == [36] + 9 * [40]  # all nine have the same real images
     shown = ITEMS["table2"].show(outcomes)
     assert not shown.notes
     assert swept.shown.notes == ["KID was not measured for burgers: evaluate.kid_subsets is 0 in this preset."]
@@ -345,7 +388,7 @@ def test_a_stage_is_copied_where_it_cannot_be_linked(swept, out, tiny, tmp_path,
         raise OSError("no links here")
 
     shutil.copytree(out / "burgers-seed0" / "data", tmp_path / "first" / "data")
-    monkeypatch.setattr("namm.experiments.paper.share.os.link", refuse)
+    monkeypatch.setattr("namm.experiments.share.os.link", refuse)
     (cell,) = base_cells(tiny, ["burgers"], [0])
     share([replace(cell, name="second"), *base_cells(tiny, ["burgers"], [1])], tmp_path)
     first, second = (tmp_path / name / "data" / "images.h5" for name in ("first", "second"))
@@ -354,6 +397,18 @@ def test_a_stage_is_copied_where_it_cannot_be_linked(swept, out, tiny, tmp_path,
     assert replace(cell, until="data").is_complete(tmp_path / "second")
     assert not (tmp_path / "second" / "map").exists()
     assert not (tmp_path / "burgers-seed1").exists()  # another seed has other data
+
+
+def test_a_run_that_cannot_be_given_anything_does_not_keep_others_from_it(swept, out, tiny, tmp_path):
+    shutil.copytree(out / "burgers-seed0" / "data", tmp_path / "first" / "data")
+    (tmp_path / "broken" / "data").mkdir(parents=True)
+    (tmp_path / "broken" / "data" / "stage.json").write_text("{")
+    (tmp_path / "file").write_text("no folder")
+    (cell,) = base_cells(tiny, ["burgers"], [0])
+    with owned(tmp_path / "busy"):
+        share([replace(cell, name=name) for name in ("busy", "file", "free")], tmp_path)
+    assert not (tmp_path / "busy" / "data").exists()
+    assert replace(cell, until="data").is_complete(tmp_path / "free")
 
 
 def test_fig6_shows_mirror_images_and_distances_along_either_setting(swept, made, out):
@@ -444,6 +499,23 @@ def test_fig8_samples_both_autoencoders(made, out, tiny):
     assert is_picture(out / "fig8" / "fig8-divergence.png")
 
 
+# Data assimilation
+
+
+def test_fig5_is_measured_on_the_base_run(made, out, monkeypatch):
+    monkeypatch.setattr(assimilation_paper, "FEW_STEPS", 3)
+    settings = [Setting(each.method, 1e-4, each.weight) for each in assimilation_paper.SETTINGS]
+    monkeypatch.setattr(assimilation_paper, "SETTINGS", settings)
+    result = made("fig5", "burgers")
+    assert [outcome.cell.name for outcome in result.outcomes] == ["burgers-seed0"]
+    (file,) = (out / "burgers-seed0" / "studies").glob("assimilation-*/*.h5")
+    ours = read(file, "mirror-dps/distance")
+    found = row(out, "fig5", method="mirror DPS")
+    assert (found["samples"], found["steps"]) == (32, 3)
+    assert found["mean ℓ"] == pytest.approx(float(ours.mean()), rel=1e-4)
+    assert is_picture(out / "fig5" / "fig5-burgers.png")
+
+
 # The rule that needs a network
 
 
@@ -451,10 +523,16 @@ def test_the_network_that_counts_is_trained_once(tmp_path, monkeypatch):
     trained = []
     monkeypatch.setattr(making, "_train_counter", lambda path, *rest: trained.append(path) or path.touch())
     cells = base_cells(preset, ["count", "flux"], [0, 1])
-    found = [making._with_counter(cell, tmp_path, lambda line: None, False) for cell in cells]
+    found = [making._with_counter(cell, tmp_path) for cell in cells]
+    assert trained == []
+    for cell in found:
+        making._require_counter(cell, tmp_path, lambda line: None, False)
     assert trained == [tmp_path / "counter.safetensors"]
     data = [cell.preset.settings.data for cell in found if isinstance(cell.preset.settings.data, CountData)]
     assert [each.counter for each in data] == [str(trained[0])] * 2
     assert found[2:] == cells[2:]
     given = Cell("own", replace(cells[0].preset, settings=found[0].preset.settings), None)
-    assert making._with_counter(given, tmp_path / "other", print, False) is given
+    assert making._with_counter(given, tmp_path / "other") is given
+    trained[0].unlink()
+    making._require_counter(given, tmp_path / "other", print, False)
+    assert len(trained) == 1  # one of the user's own that is absent is reported, not made

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from namm.cli.options import HELP, parse, take_name
 from namm.cli.rules import RULES, named_rule, rule_settings
@@ -10,6 +10,8 @@ from namm.errors import UsageError
 from namm.experiments.data_settings import Rule
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from namm.constraints import Constraint
 
 
@@ -76,7 +78,10 @@ def main(arguments: list[str]) -> int:
         report = rule.check(images, noise=options.noise)
     print(report)
     picture = options.out or Path(f"{options.file.stem}-worst.png")
-    _save_picture(rule, images[report.worst : report.worst + 1], report.worst, picture)
+    with blamed_on(name):
+        residual = _residual(rule, images[report.worst : report.worst + 1])
+    title = f"image {report.worst}, distance {report.max:.3g} ({rule.name})"
+    _save_picture(images[report.worst], residual, title, picture)
     print(f"  picture   {picture}")
     report.require_obeyed()
     return 0
@@ -96,10 +101,15 @@ def _options(name: str, rule: Rule, arguments: list[str]) -> Options | int:
     )
 
 
-def _save_picture(rule: "Constraint", image: Any, index: int, path: Path) -> None:
+def _residual(rule: "Constraint", image: "Tensor") -> "Tensor | None":
+    """Where one image breaks the rule, for a rule that tells."""
+    import torch
+
+    with torch.no_grad():
+        return rule.residual(image)[0] if rule.has_residual else None
+
+
+def _save_picture(image: "Tensor", residual: "Tensor | None", title: str, path: Path) -> None:
     from namm.report.figures import save, worst_residual_figure
 
-    residual = rule.residual(image)[0] if rule.has_residual else None
-    distance = float(rule(image)[0])
-    title = f"image {index}, distance {distance:.3g} ({rule.name})"
-    save(worst_residual_figure(image[0].numpy(), None if residual is None else residual.numpy(), title), path)
+    save(worst_residual_figure(image.numpy(), None if residual is None else residual.numpy(), title), path)

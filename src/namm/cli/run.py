@@ -1,7 +1,9 @@
 """`namm run`: an experiment from its data to its report, in a folder that remembers what is done."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from namm.cli.options import HELP, parse, pick, refuse_near_misses, take_name
 from namm.errors import UsageError
@@ -79,7 +81,9 @@ def choose(command: str, name: str | None, own: dict[str, str], arguments: list[
     if isinstance(settings, int):
         return settings
     if isinstance(settings.data, OwnData):
-        settings = _prepared(prog, base, settings, arguments, measure="config" not in own)
+        from namm.experiments.own import prepare
+
+        settings = prepare(settings, _given(arguments, own.get("config")), tell)
     return replace(base, settings=_placed(settings))
 
 
@@ -116,13 +120,25 @@ def _names_own(own: dict[str, str]) -> bool:
     return "data" in own or "constraint" in own
 
 
-def _prepared(prog: str, base: Preset, asked: Settings, arguments: list[str], *, measure: bool) -> Settings:
-    """The settings of the user's own experiment with what its file and rule tell; what was asked for stays."""
-    from namm.experiments.own import prepare
+def _given(arguments: list[str], config: str | None) -> set[str]:
+    """Names of the settings that are given, as options or in the file, also where they equal the preset's."""
+    options = {each.partition("=")[0].removeprefix("--") for each in arguments if each.startswith("--")}
+    named = {option.replace("-", "_") for option in options}
+    if config is None:
+        return named
 
-    found = prepare(asked, base.settings, tell, measure=measure)
-    again = _settings(prog, replace(base, settings=found), arguments, "")
-    return found if isinstance(again, int) else again
+    import yaml
+
+    return named | set(_names(yaml.safe_load(Path(config).read_text())))
+
+
+def _names(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted names in a file of settings."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 def _placed(settings: Settings) -> Settings:

@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
     until = own.get("until")
     require_name(until or MAIN_LINE, STAGES, "stage")
     on: Any = require_name(own.get("on", "here"), get_args(Where), "place called")
-    jobs = Jobs(_number("jobs", own["jobs"], 1) if "jobs" in own else None, _slurm(several["slurm"], on))
+    jobs = read_jobs(own.get("jobs"), several["slurm"], on)
 
     from namm.experiments.sweep import combinations, make_cell, read_values, require_sweep
 
@@ -83,10 +83,11 @@ def main(arguments: list[str]) -> int:
     require_sweep(out)
 
     from namm.experiments.processes import is_main
-    from namm.experiments.sweep import gather, run_sweep, write_table
+    from namm.experiments.share import run_sharing
+    from namm.experiments.sweep import gather, write_table
 
     tell(f"{base.experiment}, preset {base.name}, {len(cells)} cell{'s' * (len(cells) > 1)} in {out}, on {on}")
-    outcomes = run_sweep(cells, out, on=on, retry=retry, tell=tell, jobs=jobs)
+    outcomes = run_sharing(cells, out, on=on, retry=retry, tell=tell, jobs=jobs)
     rows = gather(outcomes, values)
     if is_main():
         write_table(out, base, rows)
@@ -126,6 +127,14 @@ def _number(option: str, text: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
         raise UsageError(f"--{option} takes whole numbers of {least} or more, not {text!r}.")
     return int(text)
+
+
+def read_jobs(at_once: str | None, slurm: Sequence[str], on: str) -> Jobs:
+    """What --jobs and --slurm say of cells that run `on`."""
+    number = None if at_once is None else _number("jobs", at_once, 1)
+    if number is not None and on == "here":
+        raise UsageError("--jobs is for cells that run at once: add --on local or --on slurm.")
+    return Jobs(number, _slurm(slurm, on))
 
 
 def _slurm(texts: Sequence[str], on: str) -> dict[str, Any]:

@@ -2,25 +2,37 @@
 
 A file may come with its splits: arrays called `train`, `val` and `test`. A split that it lacks is taken from `train`,
 or, where there is a single array, from that: its images are shuffled by the seed and cut into consecutive parts.
+A split of the file's own is shuffled too: files are often sorted, and the first images of a split stand for all of it.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
-from zipfile import BadZipFile
+from typing import IO, Any, ClassVar
+from zipfile import BadZipFile, ZipFile
 
 import h5py
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap, read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 from torch import Tensor
 
 from namm.datasets.base import BLOCK, SPLITS, Dataset
-from namm.datasets.convert import FEW, LAYOUTS
+from namm.datasets.convert import (
+    FEW,
+    LAYOUTS,
+    Layout,
+    as_float32,
+    require_finite,
+    require_images,
+    require_layout,
+    to_nchw,
+)
 from namm.datasets.lazy import LazyImages
 from namm.datasets.readers import HDF5_SUFFIXES, open_hdf5, open_images, read_images
 from namm.errors import DataError, UsageError
@@ -30,6 +42,13 @@ HASH = 16
 """Hexadecimal digits of a hash: enough to tell one file from another."""
 SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
 """Of an array that several splits are taken from."""
+LEAST = {"train": 2, "val": 1, "test": 2}
+"""Images that a split needs: those to train on and those to evaluate with are compared in subsets."""
+GROUP_BYTES = 512 * 2**20
+"""Images that are read together, in the file's order: compressed files unpack many rows to read one."""
+
+Header = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and type of an array in a file."""
 
 
 @dataclass(frozen=True)
@@ -70,25 +89,23 @@ class OwnFile:
 
     def _require_enough(self, sizes: Mapping[str, int], sharing: Sequence[str], there: int) -> None:
         wanted = {split: sizes[split] for split in sharing}
-        if sum(wanted.values()) > there or min(wanted.values()) < 1:
+        if sum(wanted.values()) > there or any(n < LEAST[split] for split, n in wanted.items()):
             counts = ", ".join(f"{n} for {split}" for split, n in wanted.items())
             raise DataError(
-                f"{self.path} holds {there} images to take {counts} from: every split needs at least one, and no image "
-                "is in two. Ask for fewer, or bring more."
+                f"{self.path} holds {there} images to take {counts} from: train and test need at least two each, val "
+                "one, and no image is in two. Ask for fewer, or bring more."
             )
 
     def rows(self, split: str, sizes: Mapping[str, int], seed: int) -> NDArray[np.int64]:
-        """Which images of its array make up a split, in ascending order."""
+        """Which images of its array make up a split, in random order."""
         sharing, there = self.sharing(split), self.counts[self.arrays[split]]
-        if sharing == [split]:
-            return np.arange(sizes[split])
         order: NDArray[np.int64] = torch.randperm(there, generator=generator(seed, "own images")).numpy()
         first = sum(sizes[other] for other in sharing[: sharing.index(split)])
-        return np.sort(order[first : first + sizes[split]])
+        return order[first : first + sizes[split]]
 
 
 def look(path: Path, key: str | None = None, layout: str | None = None) -> OwnFile:
-    """Which arrays of a file are images to train on, and how many; reads no pixels of an HDF5 file."""
+    """Which arrays of a file are images to train on, and how many; reads no pixels but those of PNGs."""
     if not path.exists():
         raise DataError(f"There is no file or folder {path}.")
     arrays = _arrays(path, key)
@@ -151,8 +168,10 @@ class OwnImages(Dataset):
         rows = found.rows(split, self.counts, seed)
         with ExitStack() as stack:
             images = self._images(found.arrays[split], stack)
-            for k in numbers:
-                yield images[rows[k * BLOCK : (k + 1) * BLOCK]]
+            many = max(1, GROUP_BYTES // (4 * BLOCK * math.prod(self.shape)))
+            for start in range(0, len(numbers), many):
+                parts = [rows[k * BLOCK : (k + 1) * BLOCK] for k in numbers[start : start + many]]
+                yield from _in_order(images, np.concatenate(parts)).split([len(part) for part in parts])
 
     @cached_property
     def _found(self) -> OwnFile:
@@ -162,19 +181,37 @@ class OwnImages(Dataset):
     def _in_memory(self) -> dict[str | None, Tensor]:
         return {}
 
-    def _images(self, name: str | None, stack: ExitStack) -> LazyImages | Tensor:
+    def _images(self, name: str | None, stack: ExitStack) -> "LazyImages | MappedImages | Tensor":
         """The images of an array; what cannot be read on demand is read once, and kept as long as this is."""
-        if name in self._in_memory:
-            return self._in_memory[name]
-        images = _open(self.file, name, self._found.layout)
-        if isinstance(images, LazyImages):
-            return stack.enter_context(images)
-        return self._in_memory.setdefault(name, images)
+        layout = self._found.layout
+        if _is_hdf5(self.file):
+            return stack.enter_context(open_images(self.file, key=name, layout=layout))
+        if self.file.suffix.lower() == ".npy":
+            return MappedImages(open_memmap(self.file, mode="r"), require_layout(layout, str(self.file)), self.file)
+        if name not in self._in_memory:
+            self._in_memory[name] = read_images(self.file, key=name, layout=layout)
+        return self._in_memory[name]
 
 
-def _open(path: Path, key: str | None, layout: str | None) -> LazyImages | Tensor:
-    """The images of one array; of an HDF5 file they stay on disk."""
-    return (open_images if _is_hdf5(path) else read_images)(path, key=key, layout=layout)
+@dataclass(frozen=True)
+class MappedImages:
+    """Images of an NPY file, read when they are indexed."""
+
+    array: NDArray[Any]
+    layout: Layout
+    path: Path
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> Tensor:
+        """The images of these rows: float32, (B, C, H, W)."""
+        values = as_float32(self.array[rows])
+        require_finite(values, str(self.path), rows)
+        return torch.from_numpy(to_nchw(values, self.layout))
+
+
+def _in_order(images: LazyImages | MappedImages | Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """The images of `rows`, read in the file's order."""
+    order = np.argsort(rows)
+    return images[rows[order]][np.argsort(order)]
 
 
 def _is_hdf5(path: Path) -> bool:
@@ -182,52 +219,74 @@ def _is_hdf5(path: Path) -> bool:
 
 
 def _shape(path: Path, name: str | None, layout: str | None) -> tuple[int, ...]:
-    """(N, C, H, W)."""
-    images = _open(path, name, layout)
-    if isinstance(images, LazyImages):
-        with images:
+    """(N, C, H, W), as its header says."""
+    if _is_hdf5(path):
+        with open_images(path, key=name, layout=layout) as images:
             return images.shape
-    return tuple(images.shape)
+    if name not in (headers := _headers(path)):
+        return tuple(read_images(path, key=name, layout=layout).shape)  # PNGs, or an error
+    shape, kind = headers[name]
+    place = f"{path}, {name}" if name else str(path)
+    stated = require_layout(layout, place)
+    require_images(shape, kind, stated, place)
+    n, a, b, c = shape
+    return (n, a, b, c) if stated == "NCHW" else (n, c, a, b)
 
 
 def _arrays(path: Path, key: str | None) -> dict[str, str | None]:
     """The array that each split is taken from."""
     if key is not None or path.is_dir() or not (_is_hdf5(path) or path.suffix.lower() == ".npz"):
         return dict.fromkeys(SPLITS, key)
-    shapes = _shapes_on_disk(path)
+    shapes = {str(name): shape for name, (shape, _) in _headers(path).items()}
     if not shapes:
         return dict.fromkeys(SPLITS, None)
-    names = [str(name) for name, shape in shapes.items() if len(shape) == 4]
+    names = [name for name, shape in shapes.items() if len(shape) == 4 and 0 not in shape]
     if "train" in names:
         return {split: split if split in names else "train" for split in SPLITS}
     if len(names) != 1:
-        raise DataError(
-            f"{path} holds {', '.join(names) or 'no array of four axes'}: say which array the images are "
-            "(--data.key NAME), or call them train, val and test."
-        )
+        raise DataError(f"{path} holds {_unclear(shapes, names)}")
     return dict.fromkeys(SPLITS, names[0])
 
 
-def _shapes_on_disk(path: Path) -> dict[str | None, tuple[int, ...]]:
-    """The axes of every array as they are in a file; none where it cannot be read, which its reader says better."""
-    shapes: dict[str | None, tuple[int, ...]] = {}
+def _unclear(shapes: Mapping[str, tuple[int, ...]], names: Sequence[str]) -> str:
+    """What a file holds in which no array, or none of several, is known to be the images."""
+    listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    if names:
+        return f"{listed}: say which array the images are (--data.key NAME), or call them train, val and test."
+    lacking = any(len(shape) == 3 and 0 not in shape for shape in shapes.values())
+    hint = "; to greyscale images add the channel axis, as in x[:, None]" if lacking else ""
+    return f"no array of four axes with images in it, but {listed}. Images are (images, channels, rows, columns){hint}."
+
+
+def _headers(path: Path) -> dict[str | None, Header]:
+    """What is known of the arrays in a file; nothing where it cannot be read, which its reader says better."""
+    found: dict[str | None, Header] = {}
 
     def note(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset):
-            shapes[name] = tuple(item.shape or ())
+            found[name] = tuple(item.shape or ()), item.dtype
 
     if _is_hdf5(path):
         with open_hdf5(path) as file:
             file.visititems(note)
-        return shapes
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-        named = (
-            {name: found[name] for name in found.files} if isinstance(found, np.lib.npyio.NpzFile) else {None: found}
-        )
-    except (ValueError, EOFError, OSError, BadZipFile):
-        return {}
-    return {name: array.shape for name, array in named.items()}
+        return found
+    with suppress(ValueError, EOFError, OSError, BadZipFile):
+        if path.suffix.lower() == ".npy":
+            mapped = open_memmap(path, mode="r")
+            return {None: (mapped.shape, mapped.dtype)}
+        if path.suffix.lower() == ".npz":
+            with ZipFile(path) as archive:
+                members = [name for name in archive.namelist() if name.endswith(".npy")]
+                return {name.removesuffix(".npy"): _header(archive.open(name)) for name in members}
+    return {}
+
+
+def _header(file: IO[bytes]) -> Header:
+    """That of an array in the NPY format, without its values."""
+    with file:
+        read = read_array_header_1_0 if read_magic(file) == (1, 0) else read_array_header_2_0
+        shape, _, kind = read(file)
+    return shape, kind
 
 
 def _knows_layout(path: Path) -> bool:
@@ -240,7 +299,8 @@ def _knows_layout(path: Path) -> bool:
 
 def _plain_layout(path: Path, name: str | None) -> str:
     """The layout, where only one axis can be the channels."""
-    shape = _shapes_on_disk(path).get(name, ())
+    header = _headers(path).get(name)
+    shape = header[0] if header else ()
     if len(shape) != 4:
         return LAYOUTS[0]  # there are no images: their reader says what is there instead
     few = [layout for layout, axis in zip(LAYOUTS, (1, 3), strict=True) if shape[axis] <= FEW]

@@ -45,8 +45,8 @@ class Simulated(Dataset):
         return super().blocks(seed, split, numbers) if one_by_one else self.blocks_on(device, seed, split, numbers)
 
     def blocks_on(self, device: torch.device | str, seed: int, split: str, numbers: Sequence[int]) -> Iterator[Tensor]:
-        """The same blocks, made on `device` as many at a time as `at_once` says; they come back on the CPU."""
-        together = max(1, self.at_once // (BLOCK * math.prod(self.shape)))
+        """The same blocks, made on `device` as many at a time as `at_once` says and fit; they come back on the CPU."""
+        together = fits = max(1, self.at_once // (BLOCK * math.prod(self.shape)))
         streams = [self.stream(seed, split, k) for k in numbers]
         with ThreadPoolExecutor(thread_name_prefix="namm-draw") as pool:
 
@@ -56,7 +56,17 @@ class Simulated(Dataset):
             ahead = draw_from(0)
             for start in range(0, len(streams), together):
                 now, ahead = ahead, draw_from(start + together)  # random numbers are drawn while the device works
-                yield from self._made([drawn.result() for drawn in now], device).cpu().split(BLOCK)
+                drawn = [each.result() for each in now]
+                while drawn:
+                    try:
+                        made = self._made(drawn[:fits], device).cpu()
+                    except torch.OutOfMemoryError:
+                        fits = min(fits, len(drawn)) // 2
+                        if not fits:
+                            raise
+                        continue
+                    drawn = drawn[fits:]
+                    yield from made.split(BLOCK)
 
     def _made(self, drawn: Sequence[Ingredients], device: torch.device | str) -> Tensor:
         return self.make(tuple(torch.cat([part.to(device) for part in parts]) for parts in zip(*drawn, strict=True)))

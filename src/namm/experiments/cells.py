@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from namm.errors import FolderInUseError, Interrupted, NammError, UsageError
+from namm.errors import FolderInUseError, Interrupted, NammError, UsageError, is_out_of_memory
 from namm.experiments.folder import forget_failure, is_done, read_failure, write_failure
 from namm.experiments.presets import Preset
-from namm.experiments.processes import alone, first_to_fail, is_main, world
-from namm.experiments.run import Tell, run
+from namm.experiments.processes import alone, first_to_fail, world
+from namm.experiments.run import Tell, of_main, run
 from namm.experiments.stages import MAIN_LINE, stage_keys, stages_until
 
 Where = Literal["here", "local", "slurm"]
@@ -104,7 +104,7 @@ def run_cells(
     require_names(cells)
     for cell in cells:
         stages_until(cell.until, cell.preset.settings)
-    tell = tell if is_main() else _nothing
+    tell = of_main(tell)
     standing = alone(lambda: {cell.name: _standing(cell, out / cell.name, retry, tell) for cell in cells})
     waiting = [cell for cell in cells if standing[cell.name] is None]
     if on == "here":
@@ -120,17 +120,23 @@ def attempt(cell: Cell, folder: Path, *, tell: Tell, progress: bool) -> str | No
     try:
         alone(lambda: forget_failure(folder))
         run(cell.preset, folder, until=cell.until, tell=tell, progress=progress)
-    except Interrupted:
+    except (Interrupted, BrokenPipeError):  # the latter: nobody reads what is told
         raise
     except Exception as error:
         message = in_one_line(error)
-        if first_to_fail() and not isinstance(error, FolderInUseError):
+        if first_to_fail() and not _may_pass(error):
             with suppress(OSError):  # of a folder that cannot be written; the message is reported anyway
                 write_failure(folder, cell.key, message)
         if world() > 1:
             raise  # the other processes may be anywhere in the cell: nothing can be done together any more
         return message
     return None
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the fault is that of the moment or of the machine, so that the same cell may well succeed next time."""
+    of_files = isinstance(error, FolderInUseError | OSError) or isinstance(error.__cause__, OSError)
+    return of_files or is_out_of_memory(error)
 
 
 def in_one_line(error: Exception) -> str:
@@ -141,12 +147,16 @@ def in_one_line(error: Exception) -> str:
 
 def _standing(cell: Cell, folder: Path, retry: bool, tell: Tell) -> CellOutcome | None:
     """What is known of a cell before it is run; None where it is to be run."""
-    if cell.is_complete(folder):
-        tell(f"{cell.name}: done before")
-        return CellOutcome(cell, folder, None)
-    if not retry and (before := read_failure(folder, cell.key)) is not None:
-        tell(f"{cell.name}: failed before, and is not tried again without being asked to")
-        return CellOutcome(cell, folder, before)
+    try:
+        if cell.is_complete(folder):
+            tell(f"{cell.name}: done before")
+            return CellOutcome(cell, folder, None)
+        if not retry and (before := read_failure(folder, cell.key)) is not None:
+            tell(f"{cell.name}: failed before; --retry tries it again")
+            return CellOutcome(cell, folder, before)
+    except NammError as error:  # a file in the folder cannot be read
+        tell(f"{cell.name}: failed: {in_one_line(error)}")
+        return CellOutcome(cell, folder, in_one_line(error))
     return None
 
 
@@ -176,7 +186,3 @@ def require_names(cells: Sequence[Cell]) -> None:
             raise UsageError(f"two cells are called {name!r}: each needs a folder of its own.")
         if name in ("", ".", "..", JOBS) or Path(name).name != name:
             raise UsageError(f"{name!r} cannot be the name of a cell: it is also that of its folder.")
-
-
-def _nothing(line: str) -> None:
-    """What a process says that is not the main one."""

@@ -151,7 +151,7 @@ def place_stage(run: Path, stage: str, key: str, settings: Any, needs: Mapping[s
         remove_partials(folder)
         if record.key == key:
             return record
-        rename_durably(folder, _free_name(run, stage, record.key))
+        set_aside(run, stage)
     for aside in stages_aside(run, stage):
         if read_record(aside).key == key:
             rename_durably(aside, folder)
@@ -159,6 +159,11 @@ def place_stage(run: Path, stage: str, key: str, settings: Any, needs: Mapping[s
     write_record(draft, Record(stage, key, settings, dict(needs)))
     rename_durably(draft, folder)
     return read_record(folder)
+
+
+def set_aside(run: Path, stage: str) -> None:
+    """Make room in `run` for a stage of another key."""
+    rename_durably(run / stage, _free_name(run, stage, read_record(run / stage).key))
 
 
 def is_done(folder: Path, key: str) -> bool:

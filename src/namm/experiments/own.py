@@ -16,14 +16,16 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from namm.constraints import Constraint, ConstraintReport, constraint
@@ -42,7 +44,6 @@ USUAL = (0.05, 5.0)
 """Standard deviations of pixels that networks with these rates learn from without trouble."""
 
 Tell = Callable[[str], None]
-N = TypeVar("N", int, float)
 
 # The rule
 
@@ -60,11 +61,12 @@ def load_rule(name: str, folder: str = "") -> Constraint:
     found = getattr(imported, require_name(attribute, names, f"name in {module} called"))
     if _is_factory(found):
         found = _made(name, found)
-    if isinstance(found, Constraint):
-        return found
     if not callable(found):
         raise UsageError(f"{name} is {found!r}; it must be a function (B, C, H, W) -> (B,) or a namm.Constraint.")
-    return constraint(found)
+    rule = found if isinstance(found, Constraint) else constraint(found)
+    with suppress(Exception):  # what cannot be copied is used as it is
+        return deepcopy(rule)  # moving it to a GPU leaves the module's own where it is
+    return rule
 
 
 def known_rule(rule: OwnRule) -> Constraint:
@@ -174,32 +176,57 @@ def images(data: OwnData) -> OwnImages:
     return OwnImages(Path(data.file), data.key, data.layout, data.content, (channels, height, width), data.sizes)
 
 
-def prepare(asked: Settings, preset: Settings, tell: Tell, *, measure: bool) -> Settings:
-    """`asked` with what its file and rule tell, and, to `measure`, with numbers that suit them.
+def prepare(asked: Settings, given: Collection[str], tell: Tell) -> Settings:
+    """`asked` with what its file and rule tell, and, where its file is looked at first, with numbers that suit them.
 
     Args:
         asked: What the user asks for.
-        preset: What it would be if nothing had been asked: where the two agree, numbers are measured.
+        given: Names of the settings that the user gave: these stay, whatever is measured.
         tell: Called with what was found and chosen.
-        measure: Whether to choose numbers at all.
 
     Everything that can be wrong with file and rule is refused here, before anything is computed.
     """
+    from namm.evaluation import picture_for
+    from namm.experiments.trained import device  # which imports this module
+
     data, rule = _checked(asked.data)
     if not Path(data.file).exists() and data.content:  # a run has its own copy, and goes on without the file
         return replace(asked, data=data)
     found = look(Path(data.file), data.key, data.layout)
-    data = _filled(data, found)
+    measure, data = not data.content, _filled(data, found)
     tell(_described(data, found))
     some = _some(images(data), data)
     if not USUAL[0] <= _spread(some) <= USUAL[1]:
         tell(f"the pixels' standard deviation is {_spread(some):.2g}: maps learn best near 1, so scale the images")
-    sigma = _unless_asked(asked.map.sigma_max, preset.map.sigma_max, _rounded(NOISE * _spread(some)))
+    keeps = not measure or "map.sigma_max" in given
+    sigma = asked.map.sigma_max if keeps else _rounded(NOISE * _spread(some))
+    where = device()
     with blamed_on(data.constraint):
-        report = rule.eval().check(some, noise=sigma / _spread(some))
+        report = _tried(rule.eval().to(where), some.to(where), sigma / _spread(some))
     report.require_obeyed()
+    if asked.evaluate.kid_subsets or asked.evaluate.n_fid:
+        picture_for(rule)(some[:2])  # refuses images that Inception cannot be shown
     settled = replace(asked, data=data)
-    return _fitted(settled, preset, sigma, report, tell) if measure else settled
+    return _fitted(settled, given, sigma, report, tell) if measure else settled
+
+
+def _tried(rule: Constraint, some: Tensor, noise: float) -> ConstraintReport:
+    """The rule's check, after one call of everything that a run will ask of it in its last stages."""
+    two = some[:2].clone()
+    with torch.no_grad():
+        rule(two)
+        residual = rule.residual(two) if rule.has_residual else two
+        projected = rule.project(two) if rule.has_project else two
+    if not isinstance(residual, Tensor) or residual.shape[:1] != two.shape[:1]:
+        raise ConstraintError(
+            f"the residual of {rule.name} must be a tensor with one entry per image on its first axis."
+        )
+    if not isinstance(projected, Tensor) or projected.shape != two.shape:
+        got = tuple(projected.shape) if isinstance(projected, Tensor) else type(projected).__name__
+        raise ConstraintError(
+            f"project of {rule.name} turned images {tuple(two.shape)} into {got}: it must return images of that shape."
+        )
+    return rule.check(some, noise=noise)
 
 
 def _checked(data: Any) -> tuple[OwnData, Constraint]:
@@ -249,31 +276,28 @@ def _spread(some: Tensor) -> float:
     return float(some.std(correction=0)) or 1.0
 
 
-def _fitted(asked: Settings, preset: Settings, sigma: float, report: ConstraintReport, tell: Tell) -> Settings:
-    """σ_max, λ and the sizes of the evaluation, where they were not asked for."""
+def _fitted(asked: Settings, given: Collection[str], sigma: float, report: ConstraintReport, tell: Tell) -> Settings:
+    """σ_max, λ and the size of the evaluation's subsets, where they were not given."""
     silent = report.noisy_mean == 0
+    keeps = silent or "map.weights.constraint" in given
+    weight = asked.map.weights.constraint if keeps else _rounded(COST * sigma / report.noisy_mean)
+    most = min(asked.data.n_train, asked.data.n_test)
+    subset = asked.evaluate.subset if "evaluate.subset" in given else min(asked.evaluate.subset, most)
     noisy = f"{report.noisy_mean:.2g} with noise of σ_max = {sigma:g}"
-    measured = preset.map.weights.constraint if silent else _rounded(COST * sigma / report.noisy_mean)
-    weight = _unless_asked(asked.map.weights.constraint, preset.map.weights.constraint, measured)
-    subset = min(preset.evaluate.subset, asked.data.n_train, asked.data.n_test)
     tell(
         f"{report.name}: ℓ is {report.mean:.2g} on the data and {noisy}; λ = {weight:g}"
-        + (f"; √MMD² over subsets of {subset} images" if subset < preset.evaluate.subset else "")
+        + (f"; √MMD² over subsets of {subset} images" if subset < asked.evaluate.subset else "")
     )
-    n_fid = min(preset.evaluate.n_fid, asked.data.sizes[asked.evaluate.reference])
+    later = asked.finetune.sigma_max if "finetune.sigma_max" in given else sigma
+    weights = asked.finetune.weights
+    if "finetune.weights.constraint" not in given:
+        weights = replace(weights, constraint=weight)
     return replace(
         asked,
         map=replace(asked.map, sigma_max=sigma, weights=replace(asked.map.weights, constraint=weight)),
-        finetune=replace(
-            asked.finetune, sigma_max=sigma, weights=replace(asked.finetune.weights, constraint=weight)
-        ),
-        evaluate=replace(asked.evaluate, subset=_unless_asked(asked.evaluate.subset, preset.evaluate.subset, subset),
-                         n_fid=_unless_asked(asked.evaluate.n_fid, preset.evaluate.n_fid, n_fid)),
-    )  # fmt: skip
-
-
-def _unless_asked(asked: N, default: N, measured: N) -> N:
-    return measured if asked == default else asked
+        finetune=replace(asked.finetune, sigma_max=later, weights=weights),
+        evaluate=replace(asked.evaluate, subset=subset),
+    )
 
 
 def _rounded(value: float) -> float:

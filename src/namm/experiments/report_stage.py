@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from namm._version import __version__
 from namm.constraints import Constraint, DivergenceFree
@@ -48,7 +49,9 @@ PARTIAL = "partial-report.html"
 GRID = 9
 ENDS = {"mdm": "mdm", "finetune": "finetuned", "dm": "dm"}
 """The row that each training with milestones leads to."""
-UNREADABLE = (NammError, OSError, ValueError, KeyError, TypeError)
+UNREADABLE = (NammError, OSError, ValueError, LookupError, TypeError, RuntimeError)
+RESIDUAL = "the rule's residual"
+"""A problem that leaves out pictures and nothing else."""
 
 T = TypeVar("T")
 Methods = tuple[tuple[Method, ...], tuple[Method, ...]]
@@ -57,8 +60,8 @@ Methods = tuple[tuple[Method, ...], tuple[Method, ...]]
 def make_report(work: Work) -> Outcome:
     """Write the report of the run that this stage belongs to."""
     contents = collect(work.folder.parent)
-    if contents.problems:
-        raise RunFolderError(f"the report cannot be made. {' '.join(contents.problems)}")
+    if lacking := [problem for problem in contents.problems if not problem.startswith(RESIDUAL)]:
+        raise RunFolderError(f"the report cannot be made. {' '.join(lacking)}")
     write_atomically(work.folder / FILE, report(contents))
     return Outcome({}, (FILE,))
 
@@ -91,8 +94,12 @@ def collect(run: Path) -> Contents:
         try:
             return read()
         except UNREADABLE as error:
-            problems.append(f"{what}: {type(error).__name__}: {error}")
+            if (said := f"{what}: {type(error).__name__}: {error}") not in problems:
+                problems.append(said)
             return otherwise
+
+    def residual(images: Tensor) -> Array | None:
+        return attempt(RESIDUAL, lambda: _residual(images, rule), None)
 
     stages = _stages(run, chosen)
     done = {stage.name: run / stage.name for stage in stages if stage.state == "complete"}
@@ -100,7 +107,7 @@ def collect(run: Path) -> Contents:
     view = View() if rule is None else view_of(rule)
     metrics: dict[str, Any] = attempt("evaluate", lambda: _metrics(done), {})
     none: Methods = ((), ())
-    first, worst = attempt("samples", lambda: _methods(done, rule), none)
+    first, worst = attempt("samples", lambda: _methods(done, residual), none)
     return Contents(
         name=run.resolve().name,
         experiment=chosen.experiment,
@@ -195,28 +202,29 @@ def _row(name: str, values: Mapping[str, Any], reported: Reported, paper: Scores
     )
 
 
-def _methods(done: Mapping[str, Path], rule: Constraint | None) -> Methods:
+def _methods(done: Mapping[str, Path], residual: Callable[[Tensor], Array | None]) -> Methods:
     """Of either method the first samples, and the worst ones."""
     if "evaluate" not in done:
         return (), ()
-    first, worst = [], []
+    first: list[Method] = []
+    worst: list[Method] = []
     for name, file in (("ours", OURS), ("baseline", BASELINE)):
         with SampleFile(done["evaluate"] / file) as samples:
             distances = samples.distances
             _, _, height, width = samples.images.shape
             count = 4 if width <= height else 2
             ranked = np.argsort(distances)[::-1][:count]
-            first.append(_method(name, samples, np.arange(min(count, len(distances))), distances, rule))
-            worst.append(_method(name, samples, ranked, distances, rule))
+            for which, methods in ((np.arange(min(count, len(distances))), first), (ranked, worst)):
+                images = samples.images[which]
+                methods.append(Method(name, images.numpy(), distances[which], distances, residual(images)))
     return tuple(first), tuple(worst)
 
 
 @torch.no_grad()
-def _method(name: str, samples: SampleFile, chosen: Array, distances: Array, rule: Constraint | None) -> Method:
-    images = samples.images[chosen]
+def _residual(images: Tensor, rule: Constraint | None) -> Array | None:
+    """Where the images break the rule, for a rule that tells it as pictures."""
     residuals = rule.residual(images).numpy() if rule is not None and rule.has_residual else None
-    pictures = residuals if residuals is not None and residuals.ndim == 4 else None
-    return Method(name, images.numpy(), distances[chosen], distances, pictures)
+    return residuals if residuals is not None and residuals.ndim == 4 else None
 
 
 def _grids(done: Mapping[str, Path]) -> dict[str, Array]:

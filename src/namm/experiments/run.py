@@ -40,6 +40,11 @@ ALONE = ("data", "report")
 """Stages that neither train nor sample: the main process does them while the others wait."""
 
 
+def of_main(tell: Tell) -> Tell:
+    """`tell` in the main process, silence in the others."""
+    return tell if is_main() else lambda line: None
+
+
 def run(
     chosen: Preset,
     folder: str | Path,
@@ -54,7 +59,7 @@ def run(
     """
     stages, folder = stages_until(until, chosen.settings), Path(folder)
     keys = stage_keys(chosen.settings)
-    tell = tell if is_main() else _nothing
+    tell = of_main(tell)
     try:
         with ExitStack() as held:
             alone(lambda: _begin(chosen, stages, folder, keys, held, tell))
@@ -141,10 +146,6 @@ def _attempt(stage: Stage, work: Work, record: Record) -> Record:
 def _kept(folder: Path, record: Record) -> Record:
     write_record(folder, record)
     return read_record(folder)
-
-
-def _nothing(line: str) -> None:
-    """What a process says that is not the main one."""
 
 
 def _check_settings(chosen: Preset) -> None:

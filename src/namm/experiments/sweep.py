@@ -20,14 +20,11 @@ from typing import Any, Literal
 import yaml
 
 from namm._version import __version__
-from namm.errors import NammError, RunFolderError, UsageError
-from namm.experiments.cells import Cell, CellOutcome, Jobs, Where, require_names, run_cells
+from namm.errors import RunFolderError, UsageError
+from namm.experiments.cells import Cell, CellOutcome
 from namm.experiments.folder import RUN, is_done, now, read_record
-from namm.experiments.paper.share import first_of_each, share
 from namm.experiments.plain import from_yaml, to_yaml
 from namm.experiments.presets import Preset
-from namm.experiments.processes import alone
-from namm.experiments.run import Tell
 from namm.experiments.settings import with_seed
 from namm.experiments.stages import stage_keys, stages_until
 from namm.files import write_atomically, write_json
@@ -113,41 +110,8 @@ def _with(base: Preset, name: str, value: Any) -> Preset:
 
 def _word(value: Any) -> str:
     """A value as a part of a folder's name."""
-    return re.sub(r"[^\w.+-]+", "-", str(value)).strip("-")
-
-
-# Running it
-
-
-def run_sweep(
-    cells: Sequence[Cell], out: Path, *, on: Where, retry: bool, tell: Tell, jobs: Jobs | None = None
-) -> list[CellOutcome]:
-    """Run the cells as `run_cells` does; a stage that several of them have in common is not run by all.
-
-    Here each cell is given what those before it have. Elsewhere, where cells run side by side, one of those with the
-    same data draws them first.
-    """
-    require_names(cells)
-    if on == "here":
-        return [outcome for cell in cells for outcome in _run_sharing(cell, out, retry, tell)]
-    _share(cells, out)
-    if first := first_of_each(cells, out):
-        tell("first the data that cells have in common")
-        run_cells(first, out, on=on, retry=retry, tell=tell, jobs=jobs)
-        _share(cells, out)
-    return run_cells(cells, out, on=on, retry=retry, tell=tell, jobs=jobs)
-
-
-def _run_sharing(cell: Cell, out: Path, retry: bool, tell: Tell) -> list[CellOutcome]:
-    alone(lambda: _share([cell], out))
-    return run_cells([cell], out, retry=retry, tell=tell)
-
-
-def _share(cells: Sequence[Cell], out: Path) -> None:
-    """Give cells the stages that others have; a folder that cannot be used is reported when its cell is run."""
-    for cell in cells:
-        with suppress(NammError, OSError):
-            share([cell], out)
+    other = r"[^\w.+-]+"
+    return re.sub(other, "-", re.sub(f"^{other}|{other}$", "", str(value)))
 
 
 # What was found
@@ -164,13 +128,14 @@ def _row(outcome: CellOutcome, values: Values) -> Row:
     stage: str | None = None
     results: dict[str, Any] = {}
     for each in stages_until(cell.until, settings):
-        if not is_done(outcome.folder / each.name, keys[each.name]):
-            continue
-        stage = each.name
-        if stage in ("evaluate", cell.last):
-            found = read_record(outcome.folder / stage).results
-            wanted = EVALUATED if stage == "evaluate" else each.shown
-            results |= {name: found[name] for name in wanted if name in found}
+        with suppress(RunFolderError):  # of what cannot be read; the outcome says so
+            if not is_done(outcome.folder / each.name, keys[each.name]):
+                continue
+            stage = each.name
+            if stage in ("evaluate", cell.last):
+                found = read_record(outcome.folder / stage).results
+                wanted = EVALUATED if stage == "evaluate" else each.shown
+                results |= {name: found[name] for name in wanted if name in found}
     return Row(cell.name, values, "failed" if outcome.error else "complete", stage, results, outcome.error)
 
 

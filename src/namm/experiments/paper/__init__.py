@@ -3,7 +3,6 @@
 items.py      the list of them
 wanted.py     the runs each of them needs, as cells
 make.py       runs what is missing, measures, renders
-share.py      a stage that one run has is not run again by another
 measured.py   what is measured on a run beyond its own stages
 shown.py      tables, figures and captions as files
 """

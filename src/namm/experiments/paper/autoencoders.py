@@ -61,11 +61,11 @@ def fig8(outcomes: Sequence[CellOutcome]) -> Shown:
 
 def measure(outcome: CellOutcome, progress: bool) -> None:
     """Samples and scores of both autoencoders, and the floor that real images set."""
-    folder, settings = _folder(outcome), settings_of(outcome)
+    folder = _folder(outcome)
     if (folder / FILE).exists():
         return
     parts = trained(outcome)
-    rule, asked = parts.rule(), settings.evaluate
+    rule, asked = parts.rule(), settings_of(outcome).evaluate
     sources = {"mvae": parts.source("mvae", parts.mirror("map")), "vae": parts.source("vae", IdentityMap())}
     scores: dict[str, Any] = {}
     with images_of(outcome) as store:
@@ -75,10 +75,10 @@ def measure(outcome: CellOutcome, progress: bool) -> None:
             about = describe_samples(source, None)
             write_samples(path, source, asked.n, seed=asked.seed, description=about, constraint=rule, progress=progress)
             with SampleFile(path) as samples:
-                scores[name] = score(samples.images, reference, rule, settings, folder / "features")
+                scores[name] = score(outcome, samples.images, reference, rule)
         other = "train" if asked.reference == "test" else "test"
         real = View(store[other], np.arange(min(asked.n, store.sizes[other])))
-        scores["data"] = score(real, reference, rule, settings, folder / "features")
+        scores["data"] = score(outcome, real, reference, rule)
     write_json(folder / FILE, scores)
 
 

@@ -63,7 +63,7 @@ def measure(outcome: CellOutcome, progress: bool) -> None:
     if _asked(outcome) or (folder := study(outcome, "fid", STAGES)).joinpath(FILE).exists():
         return
     rule = trained(outcome).rule()
-    extractor = extractor_for(rule, folder / "features")
+    extractor = extractor_for(outcome, rule)
     reference = settings_of(outcome).evaluate.reference
     with images_of(outcome) as store:
         n = min(store.sizes[reference], settings_of(outcome).evaluate.drawn)

@@ -32,7 +32,8 @@ class Item:
         show: the outcomes of these cells as tables and figures.
         measure: what is to be done in the folder of a finished cell before that, with or without progress bars; does
             nothing a second time.
-        needs_inception: whether that takes Inception features, under these settings.
+        needs_inception: whether measuring takes Inception features, under these settings; what the stages of its
+            cells take is known from these.
     """
 
     name: str

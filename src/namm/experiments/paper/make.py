@@ -1,19 +1,21 @@
 """Making an item: run what is missing, measure what no stage does, write tables and figures."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from namm.errors import DataError, Interrupted, UsageError
-from namm.experiments.cells import Cell, CellOutcome, Where, in_one_line, run_cells
+from namm.errors import DataError, Interrupted, RunFolderError, UsageError
+from namm.experiments.cells import Cell, CellOutcome, Jobs, Where, in_one_line
 from namm.experiments.data_settings import CountData
 from namm.experiments.paper.items import Item
-from namm.experiments.paper.share import first_of_each, share
 from namm.experiments.paper.shown import Shown, write
 from namm.experiments.paper.wanted import Base
 from namm.experiments.presets import Preset
 from namm.experiments.processes import world
 from namm.experiments.run import Tell
+from namm.experiments.share import run_sharing
+from namm.experiments.stages import stages_until
 
 COUNTER = "counter.safetensors"
 """In the folder of all runs: the network that counts, which the rule of `count` needs."""
@@ -44,6 +46,7 @@ def make(
     retry: bool = False,
     tell: Tell = print,
     progress: bool = True,
+    jobs: Jobs | None = None,
 ) -> Made:
     """Run what is missing of an item in `out` and write it to `out / item.name`.
 
@@ -53,26 +56,23 @@ def make(
         out: Folder of all runs; items made in the same one share theirs.
         experiments: Those to show; the paper's by default.
         seeds: One run of everything for each.
-        on: Where cells run; what is measured beyond their stages runs here.
+        on: Where cells run; the network that counts is trained here, and what no stage measures is measured here.
         retry: Try cells again that failed before.
         tell: Is given a line for whatever happens.
         progress: Show progress bars.
+        jobs: How many at once, and what Slurm is asked for, where cells are not run here.
     """
     from namm.report.figures import look
 
     if world() > 1:
         raise UsageError("start `namm paper` without torchrun; --on local and --on slurm spread its runs.")
     chosen = {name: base(name) for name in experiments or item.experiments}
-    cells = item.cells(chosen.__getitem__, list(chosen), seeds)
-    if any(item.needs_inception(cell.preset.settings) for cell in cells):
+    cells = [_with_counter(cell, out) for cell in item.cells(chosen.__getitem__, list(chosen), seeds)]
+    if any(item.needs_inception(cell.preset.settings) or _waits_for_inception(cell, out) for cell in cells):
         _require_inception()
-    cells = [_with_counter(cell, out, tell, progress) for cell in cells]
-    how = {"on": on, "retry": retry, "tell": tell, "progress": progress}
-    share(cells, out)
-    if first := first_of_each(cells, out):
-        run_cells(first, out, **how)  # type: ignore[arg-type]
-        share(cells, out)
-    outcomes = run_cells(cells, out, **how)  # type: ignore[arg-type]
+    for cell in cells:
+        _require_counter(cell, out, tell, progress)
+    outcomes = run_sharing(cells, out, on=on, retry=retry, tell=tell, progress=progress, jobs=jobs)
     if item.measure is not None:
         outcomes = [_measured(item, outcome, tell, progress) for outcome in outcomes]
     with look("light"):
@@ -96,17 +96,21 @@ def _measured(item: Item, outcome: CellOutcome, tell: Tell, progress: bool) -> C
     return outcome
 
 
-def _with_counter(cell: Cell, out: Path, tell: Tell, progress: bool) -> Cell:
-    """The cell with a network that counts, which is trained once for all cells if there is none."""
+def _with_counter(cell: Cell, out: Path) -> Cell:
+    """The cell with the network of all cells where it needs one that counts and names none."""
     data = cell.preset.settings.data
     if not isinstance(data, CountData) or data.counter:
         return cell
-    path = (out / COUNTER).resolve()
-    if not path.exists():
+    settings = replace(cell.preset.settings, data=replace(data, counter=str((out / COUNTER).resolve())))
+    return replace(cell, preset=replace(cell.preset, settings=settings))
+
+
+def _require_counter(cell: Cell, out: Path, tell: Tell, progress: bool) -> None:
+    """Train the network of all cells, once, where this one needs it."""
+    data, path = cell.preset.settings.data, (out / COUNTER).resolve()
+    if isinstance(data, CountData) and data.counter == str(path) and not path.exists():
         tell(f"training the network that counts galaxies, {path}")
         _train_counter(path, cell.preset, data.size, progress)
-    settings = replace(cell.preset.settings, data=replace(data, counter=str(path)))
-    return replace(cell, preset=replace(cell.preset, settings=settings))
 
 
 def _train_counter(path: Path, preset: Preset, size: int, progress: bool) -> None:
@@ -118,6 +122,16 @@ def _train_counter(path: Path, preset: Preset, size: int, progress: bool) -> Non
         return
     settings = replace(COUNTER_SETTINGS, budget="100 steps", batch_size=32, warmup_steps=50)
     train_counter(path, size=size, n_train=500, n_val=100, settings=settings, progress=progress)
+
+
+def _waits_for_inception(cell: Cell, out: Path) -> bool:
+    """Whether the cell is still to be evaluated with Inception features."""
+    settings = cell.preset.settings
+    asked = settings.evaluate.kid_subsets > 0 or settings.evaluate.n_fid > 0
+    evaluates = any(stage.name == "evaluate" for stage in stages_until(cell.until, settings))
+    with suppress(RunFolderError):  # a folder that cannot be read is reported when its cell is run
+        return asked and evaluates and not cell.is_complete(out / cell.name)
+    return False
 
 
 def _require_inception() -> None:

@@ -32,6 +32,8 @@ from namm.report.figures import Array
 
 HISTOGRAM = 128
 """Samples in a histogram of distances, as in the paper."""
+FEATURES = "features"
+"""In the folder of all runs: features of Inception, which cells with the same images have in common."""
 
 
 # What the stages left
@@ -83,19 +85,19 @@ def study(outcome: CellOutcome, name: str, needs: Sequence[str], asked: Any = No
     return outcome.folder / "studies" / f"{name}-{key[:12]}"
 
 
-def extractor_for(rule: Constraint, cache: Path) -> Extractor:
-    """Inception with the rule's kind of picture."""
-    return Extractor(picture_for(rule), cache=cache, device=device())
+def extractor_for(outcome: CellOutcome, rule: Constraint) -> Extractor:
+    """Inception with the rule's kind of picture; all cells of a folder keep features in one place, by content."""
+    return Extractor(picture_for(rule), cache=outcome.folder.parent / FEATURES, device=device())
 
 
-def score(images: Images, reference: Images, rule: Constraint, settings: Settings, cache: Path) -> dict[str, Any]:
-    """ℓ, √MMD², total variation and spread of images (N, C, H, W), and KID where the settings ask for it."""
-    asked = settings.evaluate
+def score(outcome: CellOutcome, images: Images, reference: Images, rule: Constraint) -> dict[str, Any]:
+    """ℓ, √MMD², total variation and spread of images (N, C, H, W), and KID where the cell's settings ask for it."""
+    asked = settings_of(outcome).evaluate
     first = View(images, np.arange(min(asked.n, images.shape[0])))
     how: dict[str, Any] = {"size": asked.subset, "seed": asked.seed}
     found = asdict(compare(first, reference, rule, subsets=asked.mmd_subsets, device=device(), **how))
     if asked.kid_subsets:
-        found["kid"] = kid(reference, first, extractor_for(rule, cache), subsets=asked.kid_subsets, **how)
+        found["kid"] = kid(reference, first, extractor_for(outcome, rule), subsets=asked.kid_subsets, **how)
     return found
 
 

@@ -89,7 +89,7 @@ def measure(outcome: CellOutcome, progress: bool) -> None:
         return
     with images_of(outcome) as store, SampleFile(outcome.folder / "samples" / TRAIN) as samples:
         reference, rule = store[settings.evaluate.reference], trained(outcome).rule()
-        write_json(folder / FILE, score(samples.images, reference, rule, settings, folder / "features"))
+        write_json(folder / FILE, score(outcome, samples.images, reference, rule))
 
 
 def fig6(outcomes: Sequence[CellOutcome]) -> Shown:

@@ -1,7 +1,7 @@
 """The runs that the paper's items need, as cells.
 
 A cell's name says what it is, and cells of the same name are the same run whichever item asks for it: one base run of
-an experiment and a seed serves Tables 1 and 5 and Figs. 3, 4, 7, 8, 9 and 10, one sweep serves Table 2 and Fig. 6.
+an experiment and a seed serves Tables 1 and 5 and Figs. 3, 4, 5 and 7 to 11, one sweep serves Table 2 and Fig. 6.
 """
 
 from collections.abc import Callable, Sequence
