@@ -30,6 +30,11 @@ ERRORS = {
         "permission denied (/root/x): choose",
     ),
     "a folder": (IsADirectoryError(errno.EISDIR, "Is a directory", "runs"), 1, "is a directory (runs): choose another"),
+    "no file": (
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        1,
+        "connection refused. --debug shows",
+    ),
     "no memory": (MemoryError(), 1, "memory has run out (the machine has no more): ask for smaller batches"),
     "no memory, CPU": (
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9"),

@@ -58,6 +58,8 @@ def test_data_that_do_not_fit_are_streamed(monkeypatch):
     large, small = np.zeros((200, 1, 1, 1), np.float32), np.zeros((100, 1, 1, 1), np.float32)
     assert isinstance(batches(large, Order(200, 8, 0), CPU), StreamingBatches)
     assert isinstance(batches(small, Order(100, 8, 0), CPU), ResidentBatches)
+    assert isinstance(batches(small, Order(100, 8, 0), CPU, 199), ResidentBatches)
+    assert isinstance(batches(small, Order(100, 8, 0), CPU, 201), StreamingBatches)  # half of what remains is less
     assert isinstance(batches(torch.from_numpy(large), Order(200, 8, 0), CPU), ResidentBatches)  # is in memory already
 
 

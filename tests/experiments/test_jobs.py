@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -90,11 +91,15 @@ def test_ctrl_c_waits_until_jobs_have_saved(tiny_preset, tmp_path):
         start_new_session=True,
     )
     run, deadline = tmp_path / "out" / "seed=0", time.monotonic() + 120
-    while not (run / "map" / "training" / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    said, errors = process.communicate(timeout=120)
+    try:
+        while not (run / "map" / "training" / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        said, errors = process.communicate(timeout=120)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 1
     assert "waiting for the jobs to save" in said
     assert "goes on where this one stopped" in errors

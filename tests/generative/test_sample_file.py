@@ -5,16 +5,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
 import torch
 from sample_file_child import source, write
+from torch import nn
 
-from namm.constraints import TotalFlux
+from namm.constraints import Constraint, TotalFlux
 from namm.errors import DataError, RunFolderError, UsageError
-from namm.generative import DPMSolver
+from namm.generative import DPMSolver, sample_file
 from namm.generative.sample_file import SampleFile, write_samples
 
 VALUES = ("images", "mirror_images", "distances")
@@ -149,6 +151,38 @@ def test_the_batch_size_is_that_of_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr(mirrored.model, "sample", watched)
     write_samples(tmp_path / "a.h5", mirrored, 100, seed=5, description={}, batch_size=8, sampler=DPMSolver(3))
     assert seen == [(64, 8), (36, 8)]
+
+
+class Learned(Constraint):
+    """A rule with a network, that counts what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.sizes = nn.Parameter(torch.ones(1)), []
+
+    def distance(self, x):
+        self.sizes.append(len(x))
+        return (self.weight * x).abs().mean((1, 2, 3))
+
+
+def test_the_rule_is_given_no_more_images_than_the_model(tmp_path):
+    rule = Learned()
+    options = {"seed": 5, "description": {}, "sampler": DPMSolver(3), "progress": False}
+    write_samples(tmp_path / "a.h5", source(), 100, constraint=rule, batch_size=24, **options)
+    assert rule.sizes == [24, 24, 24, 16, 24, 12]  # the first of them dry
+    with SampleFile(tmp_path / "a.h5") as file:
+        np.testing.assert_allclose(file.distances, file.images[:].abs().mean((1, 2, 3)), rtol=1e-5)
+
+
+def test_a_process_that_does_not_write_needs_no_gradients_either(tmp_path, monkeypatch):
+    bounds = [(0, 4), None]
+    monkeypatch.setattr(sample_file, "broadcast_object_list", lambda _: [bounds.pop(0)])
+    monkeypatch.setattr(
+        sample_file, "PartialState", lambda cpu: SimpleNamespace(is_main_process=False, num_processes=2)
+    )
+    rule = Learned()
+    write_samples(tmp_path / "a.h5", source(), 4, seed=5, description={}, constraint=rule, sampler=DPMSolver(3))
+    assert rule.sizes == [4, 4]
 
 
 def test_a_file_without_distances_is_not_one_with_them(tmp_path):

@@ -91,6 +91,31 @@ def test_it_is_one_step_at_the_full_batch_and_comes_before_the_data_are_prepared
     assert objective.sizes == [12]
 
 
+@pytest.mark.parametrize(("compiled", "taken"), [(False, 1000), (True, 2000)])  # half a batch is tried of the latter
+def test_what_it_took_is_not_given_to_the_data(monkeypatch, compiled, taken):
+    class Prepared(Exception):
+        pass
+
+    def prepare(images, order, device, spoken_for):
+        raise Prepared(spoken_for)
+
+    monkeypatch.setattr(trainer, "batches", prepare)
+    monkeypatch.setattr(dry, "_peak", lambda device: 1000)
+    assert dry.step_memory(Norm()) == 0
+    with pytest.raises(Prepared, match=f"^{taken}$"):
+        fit(Norm(), compile=compiled)
+
+
+@pytest.mark.parametrize(("native", "precision"), [(True, torch.bfloat16), (False, None)])
+def test_auto_is_bf16_only_where_the_gpu_has_it(monkeypatch, native, precision):
+    def supported(including_emulation=True):
+        return native or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    context = dry.autocast(TrainSettings(precision="auto"), torch.device("cuda"))
+    assert getattr(context, "fast_dtype", None) == precision
+
+
 def test_a_training_ends_with_the_same_bits_with_it_and_without_it(tmp_path, monkeypatch):
     torch.manual_seed(1)
     weights = Norm().state_dict()

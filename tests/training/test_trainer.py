@@ -248,7 +248,6 @@ def test_gradient_clipping():
 
 
 def test_compiled_training_equals_eager():
-    torch.compiler.reset()
     eager, _ = fit(settings=settings(budget="5 steps"))
 
     class NoCounter(Mean):
@@ -260,6 +259,29 @@ def test_compiled_training_equals_eager():
     compiled, _ = fit(NoCounter(), settings=settings(budget="5 steps", compile=True))
     assert torch.allclose(compiled.mean, plain.mean, rtol=1e-5)
     assert not torch.equal(plain.mean, eager.mean)  # dropout made a difference there
+
+
+def test_any_number_of_shapes_can_be_compiled_in_a_process():
+    class Quick(Objective):
+        def __init__(self, size) -> None:
+            super().__init__()
+            self.mean = nn.Parameter(torch.zeros(1, size, size))
+
+        def draw(self, batch, generator):
+            return ()
+
+        def forward(self, *tensors):
+            return {"loss": (tensors[0] - self.mean).square().mean()}
+
+        def compile(self, **options):
+            super().compile(backend="eager", **options)
+
+    objectives = [Quick(k) for k in range(2, 7)]  # what is compiled counts as long as it lives
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for k, objective in enumerate(objectives, 2):
+            data = (torch.rand(8, 1, k, k),)
+            _, result = fit(objective, data=data, settings=settings(budget="1 steps", compile=True))
+            assert result.steps == 1
 
 
 # Folders

@@ -38,6 +38,8 @@ def _about_files(error: OSError) -> str:
     what = f"{str(error.strerror)[:1].lower()}{str(error.strerror)[1:]}{place}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{what}: free some; nothing that was complete is lost."
+    if not error.filename:
+        return f"{what}. --debug shows where it happened."
     return f"{what}: choose another file or folder, or change its permissions."
 
 

@@ -95,13 +95,18 @@ class StreamingBatches:
         return batch.pin_memory() if self.device.type == "cuda" else batch
 
 
-def batches(images: Images, order: Order, device: torch.device) -> ResidentBatches | StreamingBatches:
-    """Resident batches where the images fit into half of the free memory, streaming ones otherwise."""
+def batches(
+    images: Images, order: Order, device: torch.device, spoken_for: int = 0
+) -> ResidentBatches | StreamingBatches:
+    """Resident batches where the images fit into half of the free memory, streaming ones otherwise.
+
+    Of the free memory `spoken_for` bytes are left out: what the training itself will take.
+    """
     itemsize = 8 if "float64" in str(getattr(images, "dtype", "")) else 4
     wanted = int(np.prod(images.shape, dtype=np.int64)) * itemsize
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     already_here = isinstance(images, Tensor) and images.device.type == device.type
-    kind = ResidentBatches if already_here or wanted <= free // 2 else StreamingBatches
+    kind = ResidentBatches if already_here or wanted <= (free - spoken_for) // 2 else StreamingBatches
     return kind(images, order, device)
 
 

@@ -86,6 +86,7 @@ def write_samples(
     def rehearsed() -> None:
         rehearse_sampling(source, min(size, n), constraint)
 
+    @torch.no_grad()
     def make(start: int, stop: int) -> dict[str, np.ndarray]:
         rehearsed()
         began = time.perf_counter()
@@ -96,14 +97,13 @@ def write_samples(
         made = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy()}
         made["seconds"] = np.full(count, (time.perf_counter() - began) / count)
         if constraint is not None:
-            made["distances"] = constraint(x).cpu().numpy()
+            made["distances"] = torch.cat([constraint(part) for part in x.split(size)]).cpu().numpy()
         return {name: values.astype(np.float32) for name, values in made.items()}
 
     def lead(start: int, stop: int) -> dict[str, np.ndarray]:
         broadcast_object_list([(start, stop)])
         return make(start, stop)
 
-    @torch.no_grad()
     def fill(file: h5py.File, blocks: list[partial.Block]) -> None:
         missing = {k for _, k in blocks}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -21,7 +21,7 @@ from namm.numerics import generator
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import TrainSettings
 
-_rehearsed: WeakKeyDictionary[Objective, TrainSettings] = WeakKeyDictionary()
+_rehearsed: WeakKeyDictionary[Objective, tuple[TrainSettings, int]] = WeakKeyDictionary()
 
 
 def rehearse(
@@ -43,20 +43,35 @@ def rehearse(
         world: Processes that share a batch.
         title: What errors call it.
     """
-    if _rehearsed.get(objective) == settings:
+    if objective in _rehearsed and _rehearsed[objective][0] == settings:
         return
     objective.to(device).train()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     share = settings.batch_size // world
     tried = -(-share // 2) if settings.compile else share
     found = shortage(lambda size: _step(objective, data, settings, device, size, world), tried, device)
     if found is not None:
         raise MemoryShortage(_message(title, settings, device, found[1] * world, found[0]))
-    _rehearsed[objective] = settings
+    _rehearsed[objective] = settings, _peak(device) * share // tried
+
+
+def step_memory(objective: Objective) -> int:
+    """Bytes of the GPU that a step of `objective` took when it was rehearsed; 0 on a CPU, which does not count them."""
+    return _rehearsed[objective][1] if objective in _rehearsed else 0
+
+
+def _peak(device: torch.device) -> int:
+    """Bytes that were taken at most, beyond what still is."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.max_memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def autocast(settings: TrainSettings, device: torch.device) -> AbstractContextManager[None]:
     """The precision that the settings ask for on `device`."""
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     bf16 = settings.precision == "bf16" or (settings.precision == "auto" and has_bf16)
     return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
 

@@ -22,7 +22,7 @@ from namm.errors import DataError, Interrupted, TrainingError, UsageError
 from namm.files import owned, remove_partials, write_json
 from namm.numerics import fold, generator
 from namm.training.checkpoint import CheckpointFolder, write
-from namm.training.dry import autocast, rehearse
+from namm.training.dry import autocast, rehearse, step_memory
 from namm.training.folder import claim
 from namm.training.log import Log, installed_trackers
 from namm.training.objectives import Losses, Objective
@@ -127,7 +127,7 @@ class Trainer:
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
         self.images = max(images.shape[0] for images in data)
         self.sources = [
-            batches(images, self._order(images, fold(settings.seed, "data", k)), self.device)
+            batches(images, self._order(images, fold(settings.seed, "data", k)), self.device, step_memory(objective))
             for k, images in enumerate(data)
         ]
         self._prepare(after_step)
@@ -136,13 +136,13 @@ class Trainer:
 
     def run(self, progress: bool) -> TrainResult:
         """Resume or start, train to the end, leave the averaged weights in the objective."""
-        state, main = self.state, self.accelerator.is_main_process
+        state, s = self.state, self.settings
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
             if not self._resume():
                 state.total = self._count_steps()
                 self._save()
-            elif self.settings.compile and state.step < state.total:
+            elif s.compile and state.step < state.total:
                 self._trial()
             if state.step < state.total:
                 stop = stack.enter_context(stop_requests())
@@ -151,15 +151,14 @@ class Trainer:
                     self.folder,
                     state,
                     title=self.title,
-                    batch_size=self.settings.batch_size,
+                    batch_size=s.batch_size,
                     visible=progress,
                 )
                 self._loop(stack.enter_context(log), stop)
         state.ema.copy_to_live()
         self.objective.eval()
-        images = state.step * self.settings.batch_size
-        result = TrainResult(state.step, images, state.compute_seconds, state.losses, self.folder)
-        if self.folder and main:
+        result = TrainResult(state.step, state.step * s.batch_size, state.compute_seconds, state.losses, self.folder)
+        if self.folder and self.accelerator.is_main_process:
             write_json(self.folder / RESULT, {**asdict(result), "folder": None})
         return result
 
@@ -182,6 +181,7 @@ class Trainer:
         if after_step is not None:
             optimiser.register_step_post_hook(lambda *_: after_step())
         if s.compile:
+            torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
             self.objective.compile(fullgraph=True)
         self.model, self.optimiser = self.accelerator.prepare(self.objective, optimiser)
         self.autocast = autocast(s, self.device)
