@@ -23,7 +23,7 @@ from namm.experiments.paper.measured import (
     trained,
 )
 from namm.experiments.paper.reported import TABLE2, Triple
-from namm.experiments.paper.scores import no_kid
+from namm.experiments.paper.scores import FIGURES, no_kid
 from namm.experiments.paper.shown import Shown, Table, Value, over_seeds
 from namm.experiments.paper.wanted import SIGMAS, WEIGHTS
 from namm.experiments.plain import plain
@@ -36,20 +36,7 @@ from namm.generative.sample_file import SampleFile
 from namm.report.figures_studies import Scored, Variant, ablation_figure, sensitivity_figure
 
 FILE = "scores.json"
-FORMATS = {
-    "experiment": "",
-    "λ_constr": "g",
-    "σ_max": "g",
-    "seeds": "d",
-    "ℓ": ".3g",
-    "CD": ".3g",
-    "CD, paper": ".3g",
-    "MMD": ".4f",
-    "MMD, paper": ".4f",
-    "KID": ".4f",
-    "KID, paper": ".4f",
-    "total variation": ".3f",
-}
+FORMATS = {"experiment": "", "λ_constr": "g", "σ_max": "g", **FIGURES}
 
 Place = tuple[float, float]
 """σ_max and λ_constr."""
