@@ -3,13 +3,18 @@
 Two rules of the package live here. What must not be rounded (ℓ, g, simulators, losses) runs in float32 or better,
 whatever autocast says. And every random draw is a pure function of a seed and of *what it is for*, so that a
 resumed run, another batch size or another number of processes draws the same numbers.
+
+Four names say how a GPU computes: `fp32` in plain float32; `tf32` with the products of float32 matrices and
+convolutions rounded to 10 bits and summed in float32; `bf16` with autocast besides; `auto` as `bf16` where the GPU has
+it, else as `tf32`. A CPU knows `bf16` and otherwise computes in float32.
 """
 
 import hashlib
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -20,6 +25,45 @@ def at_least_float32(x: Tensor) -> Tensor:
 def full_precision(x: Tensor) -> AbstractContextManager[None]:
     """Context in which autocast is off on `x`'s device."""
     return torch.autocast(x.device.type, enabled=False)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    """bfloat16 where `precision` asks for it."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    bf16 = precision == "bf16" or (precision == "auto" and has_bf16)
+    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+
+
+@contextmanager
+def backends(precision: str, device: torch.device) -> Iterator[None]:
+    """TF32 as `precision` asks for it, and the fastest convolutions that cuDNN finds by trying, on a GPU."""
+    if device.type != "cuda":
+        yield
+        return
+    tf32, products = precision != "fp32", torch.backends.cuda.matmul.allow_tf32
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = products
+
+
+def lay_out(module: nn.Module, device: torch.device) -> None:
+    """On a GPU, keep the weights of convolutions channels-last: images follow them, as its matrix units like it."""
+    if device.type == "cuda":
+        for weight in module.parameters():
+            if weight.ndim == 4:
+                weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+
+
+@contextmanager
+def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
+    """Everything that `precision` means on `device`; what is differentiated must be so inside."""
+    with ExitStack() as stack:
+        stack.enter_context(backends(precision, device))
+        stack.enter_context(autocast(precision, device))
+        yield
 
 
 def fold(seed: int, *path: int | str) -> int:

@@ -205,6 +205,47 @@ def test_batch_size_does_not_change_samples(sampler):
     assert whole.unique(dim=0).shape[0] == 70
 
 
+@pytest.fixture
+def compiled(monkeypatch):
+    """The sizes of batches that compiled networks were given, one list per network; nothing is compiled really."""
+    networks = []
+
+    def compile(network, **options):
+        assert options == {"fullgraph": True, "dynamic": False}
+        sizes = []
+        networks.append(sizes)
+
+        def call(y, t):
+            sizes.append(len(y))
+            return network(y, t)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile)
+    return networks
+
+
+def test_a_compiled_network_is_given_whole_batches_only(compiled):
+    model = convolutional()
+    plain = model.sample(10, sampler=DDIM(3), batch_size=4, generator=5, progress=False)
+    assert not compiled
+    quick = model.sample(10, sampler=DDIM(3), batch_size=4, generator=5, progress=False, compile=True)
+    assert (plain - quick).abs().max() <= 1e-6
+    assert compiled == [[4] * 9]
+    model.sample(2, sampler=DDIM(3), batch_size=4, progress=False, compile=True)
+    assert compiled == [[4] * 12]
+    model.sample(2, sampler=DDIM(3), batch_size=5, progress=False, compile=True)
+    assert compiled == [[4] * 12, [5] * 3]
+
+
+def test_outside_of_sampling_the_network_is_the_plain_one(compiled):
+    model = convolutional()
+    with pytest.raises(KeyboardInterrupt), model.compiled(4):
+        raise KeyboardInterrupt
+    model.denoise(torch.zeros(3, *SHAPE), torch.full((3,), 0.5))
+    assert compiled == [[]]
+
+
 @given(st.integers(0, 200), st.integers(1, 150), st.integers(0, 3))
 def test_noise_is_a_slice_of_an_endless_stream(start, n, step):
     like = torch.zeros(1)

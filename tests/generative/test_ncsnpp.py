@@ -40,20 +40,25 @@ def test_the_papers_network_has_the_papers_number_of_parameters(channels, height
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
 
 
-def test_halve_filters_and_keeps_even_pixels():
-    x = torch.randn(1, 2, 6, 10, dtype=torch.float64)
+LAYOUTS = pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+
+
+@LAYOUTS
+def test_halve_filters_and_keeps_even_pixels(memory):
+    x = torch.randn(1, 2, 6, 10, dtype=torch.float64).contiguous(memory_format=memory)
     padded = np.pad(x.numpy(), ((0, 0), (0, 0), (1, 1), (1, 1)))
     expected = [correlate2d(channel, PHI, mode="valid")[::2, ::2] for channel in padded[0]]
-    np.testing.assert_allclose(Halve(2).double()(x)[0].numpy(), expected, atol=1e-14)
+    np.testing.assert_allclose(Halve()(x)[0].numpy(), expected, atol=1e-14)
 
 
-def test_double_inserts_zeros_and_filters():
-    x = torch.randn(1, 2, 3, 5, dtype=torch.float64)
+@LAYOUTS
+def test_double_inserts_zeros_and_filters(memory):
+    x = torch.randn(1, 2, 3, 5, dtype=torch.float64).contiguous(memory_format=memory)
     spread = np.zeros((2, 6, 10))
     spread[:, ::2, ::2] = x[0].numpy()
     padded = np.pad(spread, ((0, 0), (2, 1), (2, 1)))
     expected = [correlate2d(channel, 4 * PHI, mode="valid") for channel in padded]
-    np.testing.assert_allclose(Double(2).double()(x)[0].numpy(), expected, atol=1e-14)
+    np.testing.assert_allclose(Double()(x)[0].numpy(), expected, atol=1e-14)
 
 
 def test_pyramid_filters_at_full_resolution_first():
@@ -64,6 +69,40 @@ def test_pyramid_filters_at_full_resolution_first():
         correlate2d(filtered, step.conv.weight[0, 0].detach().numpy(), mode="valid")[::2, ::2] + step.conv.bias.item()
     )
     np.testing.assert_allclose(step(x)[0, 0].detach().numpy(), expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("resampling", [Halve, Double])
+def test_resampling_keeps_the_layout_and_is_exact_in_bfloat16(resampling):
+    x = torch.randint(-8, 9, (2, 4, 600, 6)).bfloat16()
+    plain, packed = resampling()(x), resampling()(x.contiguous(memory_format=torch.channels_last))
+    assert packed.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(packed, plain)
+    assert torch.equal(plain, resampling()(x.double()).bfloat16())
+
+
+def test_group_norm_of_channels_last_images_is_torchs():
+    norm, theirs = group_norm(16).double(), torch.nn.GroupNorm(4, 16, eps=1e-6).double()
+    shake(norm)
+    theirs.load_state_dict(norm.state_dict())
+    x = (10 + torch.randn(3, 16, 5, 7, dtype=torch.float64)).contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    a, b = norm(x), theirs(x)
+    assert a.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(a, b, rtol=1e-11, atol=1e-11)
+    weight = torch.randn_like(a)
+    leaves = zip(
+        torch.autograd.grad(a, (x, *norm.parameters()), weight),
+        torch.autograd.grad(b, (x, *theirs.parameters()), weight),
+        strict=True,
+    )
+    assert all(torch.allclose(one, other, rtol=1e-9, atol=1e-10) for one, other in leaves)
+
+
+def test_group_norm_computes_in_float32():
+    x = (30 + torch.randn(2, 8, 16, 16)).bfloat16().contiguous(memory_format=torch.channels_last)
+    found = group_norm(8)(x)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - group_norm(8)(x.float())).abs().max() < 0.02
 
 
 def test_attention_is_softmax_over_all_pixels():
@@ -153,7 +192,7 @@ def test_dropout_acts_in_training_only():
     assert not torch.equal(network(x, t), network(x, t))
 
 
-@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@LAYOUTS
 def test_compiled_network_is_the_eager_one(memory):
     network, (x, t) = small().to(memory_format=memory), images(size=(8, 12))
     compiled = torch.compile(network, fullgraph=True, backend="aot_eager")

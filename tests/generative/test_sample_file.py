@@ -185,6 +185,27 @@ def test_a_process_that_does_not_write_needs_no_gradients_either(tmp_path, monke
     assert rule.sizes == [4, 4]
 
 
+def test_compiling_is_not_what_samples_took(tmp_path, monkeypatch):
+    now = [0.0]
+
+    def compile(network, **options):
+        costs = [100.0]
+
+        def call(y, t):
+            now[0] += costs.pop() if costs else 1.0
+            return network(y, t)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(sample_file, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for name, options in (("a.h5", {}), ("b.h5", {"compile": True})):
+        write_samples(tmp_path / name, source(), 5, seed=5, description={}, sampler=DPMSolver(3), **options)
+    with SampleFile(tmp_path / "a.h5") as plain, SampleFile(tmp_path / "b.h5") as quick:
+        assert torch.allclose(plain.images[:], quick.images[:], atol=1e-5)
+        assert quick.compute_seconds == pytest.approx(3.0)  # the steps of one batch
+
+
 def test_a_file_without_distances_is_not_one_with_them(tmp_path):
     write_samples(tmp_path / "a.h5", source(), 4, seed=5, description={}, sampler=DPMSolver(3))
     with pytest.raises(RunFolderError, match="rule"):

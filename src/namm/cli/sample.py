@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -12,6 +12,7 @@ from namm.cli.options import parse
 from namm.cli.status import find_run
 from namm.errors import Interrupted, UsageError
 from namm.experiments.settings import SamplerSettings, SamplingMethod, Settings
+from namm.training.settings import Precision
 
 if TYPE_CHECKING:
     from namm.experiments.trained import Trained
@@ -48,6 +49,8 @@ class Sample:
     """Evaluations of the network: those of the evaluation, or what suits another sampler."""
     batch_size: int | None = None
     """Samples made together."""
+    precision: Precision = "auto"
+    """How a GPU computes: bf16 where it has it, unless told otherwise."""
 
 
 def main(arguments: list[str]) -> int:
@@ -94,7 +97,7 @@ def _sampler(options: Sample, settings: Settings) -> SamplerSettings | None:
     own = settings.evaluate.sampler
     method = options.sampler or own.method
     default = own.steps if method == own.method else STEPS[method]
-    return SamplerSettings(method, default if options.steps is None else options.steps)
+    return SamplerSettings(method, default if options.steps is None else options.steps, own.compile)
 
 
 def _seed(seed: int | None, settings: Settings, stage: str | None) -> int:
@@ -116,7 +119,7 @@ def _draw(options: Sample, trained: "Trained", source: "Mirrored", sampler: Samp
     from namm.experiments.trained import describe_samples
     from namm.generative.sample_file import SampleFile, write_samples
 
-    there, how = options.out.exists(), {} if sampler is None else {"sampler": build.sampler(sampler)}
+    there, how = options.out.exists(), {} if sampler is None else build.sampling(sampler)
     try:
         write_samples(
             options.out,
@@ -126,7 +129,8 @@ def _draw(options: Sample, trained: "Trained", source: "Mirrored", sampler: Samp
             description={"model": options.model, **describe_samples(source, sampler)},
             constraint=trained.rule(),
             batch_size=options.batch_size,
-            **cast(Any, how),
+            precision=options.precision,
+            **how,
         )
     except KeyboardInterrupt as error:
         raise Interrupted(f"{options.out} is not complete yet: the same command goes on with it.") from error

@@ -173,6 +173,11 @@ def sampler(settings: SamplerSettings) -> Sampler:
     return SAMPLERS[settings.method](settings.steps)
 
 
+def sampling(settings: SamplerSettings) -> dict[str, Any]:
+    """The options of `write_samples` that say so."""
+    return {"sampler": sampler(settings), "compile": settings.compile}
+
+
 def check(settings: Settings) -> None:
     """Refuse settings that do not fit together, by sending one empty image through everything they describe."""
     images = dataset(settings.data)

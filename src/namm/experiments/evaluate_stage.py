@@ -136,7 +136,8 @@ def _samples(work: Work, name: str, source: Mirrored, rule: Constraint) -> Sampl
         seed=settings.seed,
         description=describe_samples(source, settings.sampler),
         constraint=rule,
-        sampler=build.sampler(settings.sampler),
+        precision=work.settings.mdm.train.precision,
+        **build.sampling(settings.sampler),
         progress=work.progress,
     )
     return SampleFile(work.folder / name)

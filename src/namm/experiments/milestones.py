@@ -98,7 +98,8 @@ def _sample(work: Work, file: Path, source: Mirrored, n: int) -> None:
         n,
         seed=settings.seed,
         description=describe_samples(source, settings.sampler),
-        sampler=build.sampler(settings.sampler),
+        precision=work.settings.mdm.train.precision,
+        **build.sampling(settings.sampler),
         progress=work.progress,
     )
 

@@ -190,7 +190,7 @@ def _gpu(experiment: str) -> Settings:
     score = replace(
         train, budget="10 minutes", betas=(0.9, 0.999), clip=1.0, ema_decay=0.9995, warmup_steps=500, milestones=10
     )
-    sampler = SamplerSettings("sde-dpm-solver", 50)
+    sampler = SamplerSettings("sde-dpm-solver", 25, compile=True)
     return Settings(
         data=data,
         map=MapSettings(

@@ -37,7 +37,8 @@ def make_samples(work: Work) -> Outcome:
             first=first,
             description=describe_samples(source, settings.sampler),
             constraint=rule,
-            sampler=build.sampler(settings.sampler),
+            precision=work.settings.mdm.train.precision,
+            **build.sampling(settings.sampler),
             progress=work.progress,
         )
     seconds, total = 0.0, 0.0

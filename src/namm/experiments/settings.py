@@ -144,6 +144,8 @@ class SamplerSettings:
     method: SamplingMethod = "euler-maruyama"
     steps: int = 1000
     """Evaluations of the network."""
+    compile: bool = False
+    """Compile the network first: a minute, which thousands of samples on a GPU repay."""
 
     def __post_init__(self) -> None:
         if self.steps < 2:

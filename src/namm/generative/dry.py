@@ -1,6 +1,7 @@
 """One evaluation of everything that sampling needs, before it begins: what does not fit is said within seconds."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
@@ -42,16 +43,19 @@ def _problem(attempt: Callable[[int], None], size: int, device: torch.device) ->
     return None
 
 
-def rehearse_sampling(source: Mirrored, size: int, constraint: Constraint | None = None) -> None:
-    """Refuse to make `size` samples together where the network, f or ℓ does not fit; changes nothing."""
-    device = next((p.device for p in source.parameters()), torch.device("cpu"))
+def rehearse_sampling(
+    source: Mirrored, size: int, constraint: Constraint | None = None, *, compile: bool = False
+) -> None:
+    """Refuse to make `size` samples together where the network, f or ℓ does not fit; compiles what is to be."""
+    device = source.device
 
     @torch.no_grad()
     def attempt(n: int) -> None:
         noise = torch.randn((n, *source.model.sample_shape), generator=generator(0, "dry sampling")).to(device)
         with evaluating(source):
             if isinstance(source.model, Diffusion):
-                source.model.denoise(noise, noise.new_ones(n))
+                with source.model.compiled(n) if compile else nullcontext():
+                    source.model.denoise(noise, noise.new_ones(n))
             x = torch.cat([source.mirror.to_data(chunk) for chunk in noise.split(CHUNK)])
         if constraint is not None:
             constraint(x)

@@ -28,6 +28,11 @@ class Mirrored(nn.Module):
         super().__init__()
         self.model, self.mirror = model, mirror
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next((p.device for p in self.parameters()), torch.device("cpu"))
+
     def sample(self, n: int, *, generator: torch.Generator | int | None = None, **options: Any) -> Tensor:
         """x = f(y), (n, C, H, W); `options` (sampler, batch_size, progress …) are the model's."""
         return self.sample_pairs(n, generator=generator, **options)[0]

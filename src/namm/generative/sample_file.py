@@ -35,6 +35,7 @@ from namm.datasets.readers import open_hdf5
 from namm.errors import DataError, UsageError
 from namm.generative.dry import rehearse_sampling
 from namm.generative.mirrored import Mirrored
+from namm.numerics import arithmetic
 
 PIXELS = 2**20
 """Of all images that are made together, unless somebody chooses."""
@@ -50,6 +51,8 @@ def write_samples(
     constraint: Constraint | None = None,
     first: int = 0,
     batch_size: int | None = None,
+    precision: str = "auto",
+    compile: bool = False,
     progress: bool = True,
     **options: Any,
 ) -> Path:
@@ -67,6 +70,8 @@ def write_samples(
         first: Number of the first sample, to go on where another file ends.
         batch_size: Samples that a process makes together; by default as many as have a million pixels together, but no
             more than 256.
+        precision: How the networks compute on a GPU, by its name in `namm.numerics`.
+        compile: Compile the network of a diffusion model before the first batch; not counted in `seconds`.
         progress: Show a progress bar, where there is a terminal.
         options: Of `source.model.sample`, such as `sampler`.
     """
@@ -76,29 +81,36 @@ def write_samples(
         raise UsageError(f"n and batch_size must be at least 1 and first at least 0, not {n}, {size} and {first}.")
     processes = PartialState(cpu=not torch.cuda.is_available())
     together = -(-size * processes.num_processes // BLOCK)
-    arrays = {"images": (n, *shape), "mirror_images": (n, *shape), "seconds": (n,)}
+    shapes = {"images": (n, *shape), "mirror_images": (n, *shape), "seconds": (n,)}
     if constraint is not None:
-        arrays["distances"] = (n,)
+        shapes["distances"] = (n,)
     rule = "none" if constraint is None else constraint.name
     header = {"samples": n, "first": first, "seed": seed, "rule": rule, **description, "namm_version": __version__}
 
+    if compile:
+        options["compile"] = True
+
     @cache
     def rehearsed() -> None:
-        rehearse_sampling(source, min(size, n), constraint)
+        rehearse_sampling(source, size if compile else min(size, n), constraint, compile=compile)
 
     @torch.no_grad()
     def make(start: int, stop: int) -> dict[str, np.ndarray]:
+        with arithmetic(precision, source.device):
+            return made(start, stop)
+
+    def made(start: int, stop: int) -> dict[str, np.ndarray]:
         rehearsed()
         began = time.perf_counter()
         count = stop - start
-        asked = {"generator": seed, "first": first + start, "batch_size": min(size, count), "progress": False}
+        asked = {"generator": seed, "first": first + start, "batch_size": size, "progress": False}
         x, y = source.sample_pairs(count, **asked, **options)
         _require_finite(x, first + start)
-        made = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy()}
-        made["seconds"] = np.full(count, (time.perf_counter() - began) / count)
+        arrays = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy()}
+        arrays["seconds"] = np.full(count, (time.perf_counter() - began) / count)
         if constraint is not None:
-            made["distances"] = torch.cat([constraint(part) for part in x.split(size)]).cpu().numpy()
-        return {name: values.astype(np.float32) for name, values in made.items()}
+            arrays["distances"] = torch.cat([constraint(part) for part in x.split(size)]).cpu().numpy()
+        return {name: values.astype(np.float32) for name, values in arrays.items()}
 
     def lead(start: int, stop: int) -> dict[str, np.ndarray]:
         broadcast_object_list([(start, stop)])
@@ -113,15 +125,15 @@ def write_samples(
             # Whole batches, also where a kill left a part of one: the values may depend on what is made together.
             for batch in sorted({k // together for k in missing}):
                 start, stop = batch * together * BLOCK, min(n, (batch + 1) * together * BLOCK)
-                made = lead(start, stop)
+                arrays = lead(start, stop)
                 for k in missing & set(range(batch * together, (batch + 1) * together)):
                     rows = slice(k * BLOCK - start, (k + 1) * BLOCK - start)
-                    for name, values in made.items():
+                    for name, values in arrays.items():
                         partial.write_block(file, (name, k), values[rows])
                     bar.advance(task, len(values[rows]))
 
     if processes.is_main_process:
-        partial.grow(Path(path), arrays, header, fill)
+        partial.grow(Path(path), shapes, header, fill)
         broadcast_object_list([None])
     else:
         while (bounds := broadcast_object_list([None])[0]) is not None:

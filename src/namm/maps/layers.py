@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from namm.numerics import at_least_float32
+
 Boundary = Literal["zeros", "circular"]
 
 
@@ -33,6 +35,31 @@ def circular_conv2d_transpose(x: Tensor, weight: Tensor) -> Tensor:
     return circular_conv2d(x, weight.transpose(0, 1).flip(-2, -1))
 
 
+def conv2d_from_few(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.conv2d(x, weight, bias)` for few input channels, which leave matrix units idle.
+
+    Neighbours in a row become channels, filled up to a multiple of 8. x: (B, I, H, W), weight: (O, I, k, k).
+    """
+    k, columns = weight.shape[-1], x.shape[-1] - weight.shape[-1] + 1
+    empty = -(k * x.shape[1]) % 8
+    shifted = [x[..., j : j + columns] for j in range(k)]
+    filled = torch.cat([*shifted, x.new_zeros(len(x), empty, x.shape[2], columns)], dim=1)
+    kernel = F.pad(weight.permute(0, 3, 1, 2).flatten(1, 2), (0, 0, 0, empty))[..., None]
+    return F.conv2d(filled.contiguous(memory_format=torch.channels_last), kernel, bias)
+
+
+def conv2d_to_few(x: Tensor, weight: Tensor, bias: Tensor | None = None, block: int = 4) -> Tensor:
+    """`F.conv2d(x, weight, bias)` for few output channels, which leave matrix units idle.
+
+    A block of output pixels becomes block² channels of one pixel, whose kernels are the given one, shifted.
+    x: (B, I, H, W), weight: (O, I, k, k); both sides of the result must be divisible by `block`.
+    """
+    rest = block - 1
+    kernels = [F.pad(weight, (j, rest - j, i, rest - i)) for i in range(block) for j in range(block)]
+    biases = None if bias is None else bias.repeat_interleave(block**2)
+    return F.pixel_shuffle(F.conv2d(x, torch.stack(kernels, dim=1).flatten(0, 1), biases, stride=block), block)
+
+
 class SameConv2d(nn.Conv2d):
     """Convolution to (H/stride, W/stride) with a choice of boundary."""
 
@@ -46,13 +73,43 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, H, W) -> (B, O, H/stride, W/stride)."""
-        if self.boundary == "circular":
-            x = circular_pad(x, self.before, self.after)
-        elif self.before == self.after:
+        if self.boundary == "zeros" and self.before == self.after:
             return F.conv2d(x, self.weight, self.bias, self.stride, self.before)
-        else:
-            x = F.pad(x, (self.before, self.after, self.before, self.after))
-        return F.conv2d(x, self.weight, self.bias, self.stride)
+        return F.conv2d(self.padded(x), self.weight, self.bias, self.stride)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """`x` with its boundary around it."""
+        if self.boundary == "circular":
+            return circular_pad(x, self.before, self.after)
+        return F.pad(x, (self.before, self.after, self.before, self.after))
+
+
+class FirstConv2d(SameConv2d):
+    """From the channels of a picture to many."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, H, W) -> (B, O, H, W)."""
+        return conv2d_from_few(self.padded(x), self.weight, self.bias) if x.is_cuda else super().forward(x)
+
+
+class LastConv2d(SameConv2d):
+    """From many channels to those of a picture."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, H, W) -> (B, O, H, W)."""
+        blocks = x.is_cuda and x.shape[-2] % 4 == x.shape[-1] % 4 == 0
+        return conv2d_to_few(self.padded(x), self.weight, self.bias) if blocks else super().forward(x)
+
+
+class InstanceNorm2d(nn.InstanceNorm2d):
+    """torch's own, which would turn channels-last memory into another layout and back; here it stays as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> the same shape and precision, computed in float32 or better."""
+        wide = at_least_float32(x)
+        variance, mean = torch.var_mean(wide, (2, 3), correction=0, keepdim=True)
+        scale = self.weight[:, None, None] * torch.rsqrt(variance + self.eps)
+        return ((wide - mean) * scale + self.bias[:, None, None]).to(x.dtype)
 
 
 class DoublingConv2d(nn.ConvTranspose2d):

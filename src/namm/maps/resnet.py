@@ -17,7 +17,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.maps.layers import Boundary, DoublingConv2d, SameConv2d
+from namm.maps.layers import Boundary, DoublingConv2d, FirstConv2d, InstanceNorm2d, LastConv2d, SameConv2d
 from namm.numerics import at_least_float32, full_precision
 
 Normalisation = Literal["instance", "none"]
@@ -85,7 +85,7 @@ class ResNet(ModelMixin, ConfigMixin):
         def stage(layer: nn.Module, width: int) -> nn.Sequential:
             return nn.Sequential(layer, _norm(width, normalisation), nn.ReLU())
 
-        self.head = stage(SameConv2d(channels, filters, 7, boundary=boundary), filters)
+        self.head = stage(FirstConv2d(channels, filters, 7, boundary=boundary), filters)
         self.down = nn.Sequential(
             *(stage(SameConv2d(a, b, 3, stride=2, boundary=boundary), b) for a, b in pairwise(widths))
         )
@@ -95,7 +95,7 @@ class ResNet(ModelMixin, ConfigMixin):
         self.up = nn.Sequential(
             *(stage(DoublingConv2d(b, a, boundary=boundary), a) for a, b in reversed(list(pairwise(widths))))
         )
-        self.tail = SameConv2d(filters, channels, 7, boundary=boundary)
+        self.tail = LastConv2d(filters, channels, 7, boundary=boundary)
         if normalisation == "instance":
             self.apply(_cyclegan_weights)  # without a norm weights this small fade the signal out: torch's own stay
 
@@ -139,7 +139,7 @@ def _cyclegan_weights(module: nn.Module) -> None:
 
 
 def _norm(width: int, normalisation: Normalisation) -> nn.Module:
-    return nn.InstanceNorm2d(width, eps=1e-6, affine=True) if normalisation == "instance" else nn.Identity()
+    return InstanceNorm2d(width, eps=1e-6, affine=True) if normalisation == "instance" else nn.Identity()
 
 
 def _validate(channels: int, filters: int, blocks: int, downsamplings: int, dropout: float) -> None:

@@ -8,7 +8,6 @@ A compiled step may need less than the plain one that is tried here, so of those
 one follows in the trial that compiles them.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +16,7 @@ from torch.func import functional_call
 from namm.datasets.batches import Images, to_tensor
 from namm.errors import MemoryShortage
 from namm.generative.dry import shortage
-from namm.numerics import generator
+from namm.numerics import autocast, generator
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import TrainSettings
 
@@ -69,13 +68,6 @@ def _peak(device: torch.device) -> int:
     return torch.cuda.max_memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def autocast(settings: TrainSettings, device: torch.device) -> AbstractContextManager[None]:
-    """The precision that the settings ask for on `device`."""
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    bf16 = settings.precision == "bf16" or (settings.precision == "auto" and has_bf16)
-    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
-
-
 def _step(
     objective: Objective, data: tuple[Images, ...], settings: TrainSettings, device: torch.device, size: int, world: int
 ) -> None:
@@ -89,7 +81,7 @@ def _step(
     some = (to_tensor(images[: min(size, images.shape[0])]) for images in data)
     batch = tuple(rows[torch.arange(size) % len(rows)].to(device, dtype) for rows in some)
     draws = objective.draw(batch, generator(settings.seed, "dry step", device=device))
-    with autocast(settings, device):
+    with autocast(settings.precision, device):
         losses: Losses = functional_call(objective, trainable | buffers, (*batch, *draws))
     if trainable:
         torch.autograd.grad(losses["loss"], list(trainable.values()), allow_unused=True)

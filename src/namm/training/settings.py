@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from namm.errors import UsageError
 
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "tf32", "bf16"]
 Schedule = Literal["constant", "cosine"]
 OBSERVING = {"validations", "log_every", "checkpoint_seconds", "keep"}  # settings that do not touch the weights
 
@@ -35,7 +35,7 @@ class TrainSettings:
     """Averaged weights; the decay at step n is min(this, (1 + n)/(10 + n))."""
     seed: int = 0
     precision: Precision = "auto"
-    """`bf16` autocast, `fp32`, or `auto`: bf16 on GPUs that have it."""
+    """`bf16` autocast, `tf32`, plain `fp32`, or `auto`: bf16 on GPUs that have it. See `namm.numerics`."""
     compile: bool = False
     """Compile the objective into one graph."""
     milestones: int = 0
@@ -65,7 +65,7 @@ class TrainSettings:
             raise UsageError(f"ema_decay must lie in [0, 1), not {self.ema_decay}.")
         if self.clip is not None and not self.clip > 0:
             raise UsageError(f"clip must be positive or none, not {self.clip}.")
-        for name, allowed in (("schedule", ("constant", "cosine")), ("precision", ("auto", "fp32", "bf16"))):
+        for name, allowed in (("schedule", ("constant", "cosine")), ("precision", ("auto", "fp32", "tf32", "bf16"))):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
 

@@ -20,9 +20,10 @@ from torch import Tensor
 from namm.datasets.batches import Images, Order, batches, check_images, describe
 from namm.errors import DataError, Interrupted, TrainingError, UsageError
 from namm.files import owned, remove_partials, write_json
-from namm.numerics import fold, generator
+from namm.numerics import autocast, backends, fold, generator, lay_out
 from namm.training.checkpoint import CheckpointFolder, write
-from namm.training.dry import autocast, rehearse, step_memory
+from namm.training.compiled import compile_options
+from namm.training.dry import rehearse, step_memory
 from namm.training.folder import claim
 from namm.training.log import Log, installed_trackers
 from namm.training.objectives import Losses, Objective
@@ -30,10 +31,10 @@ from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
 from namm.training.signals import StopRequest, stop_requests
 from namm.training.state import TrainingState
 from namm.training.tally import Tally
+from namm.training.trial import TIMED, clock, seconds_per_step
 from namm.training.validation import validate
 
 RESULT = "result.json"  # what a finished training did, in its folder
-WARM_UP, TIMED = 2, 8  # steps of the trial that turns minutes into steps
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ class Trainer:
         state, s = self.state, self.settings
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
+            stack.enter_context(backends(s.precision, self.device))
             if not self._resume():
                 state.total = self._count_steps()
                 self._save()
@@ -180,11 +182,12 @@ class Trainer:
         optimiser = torch.optim.Adam(self.parameters, lr=s.learning_rate, betas=s.betas, fused=True)
         if after_step is not None:
             optimiser.register_step_post_hook(lambda *_: after_step())
+        lay_out(self.objective, self.device)
         if s.compile:
             torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
-            self.objective.compile(fullgraph=True)
+            self.objective.compile(fullgraph=True, options=compile_options(self.device, self.world))
         self.model, self.optimiser = self.accelerator.prepare(self.objective, optimiser)
-        self.autocast = autocast(s, self.device)
+        self.autocast = autocast(s.precision, self.device)
 
     def _resume(self) -> bool:
         """Load the newest good checkpoint, if there is one."""
@@ -205,19 +208,17 @@ class Trainer:
         steps = budget.steps(self.images, self.settings.batch_size)
         if steps is not None and not self.settings.compile:
             return steps
-        seconds = self._trial()
-        return steps or max(1, round(60 * budget.amount / seconds))
+        if steps is not None:
+            self._trial()
+            return steps
+        return max(1, round(60 * budget.amount / self._trial(60 * budget.amount)))
 
-    def _trial(self) -> float:
-        """Median seconds of a step, over a few that are undone afterwards; what needs compiling is compiled."""
-        before, seconds = self.state.checkpoint().copy(), []
-        for step in range(WARM_UP + TIMED):
-            start = self._clock()
-            self._update(step)
-            seconds.append(self._clock() - start)
+    def _trial(self, seconds: float = 0.0) -> float:
+        """Seconds of a step, by a few that are undone afterwards; what needs compiling is compiled."""
+        before = self.state.checkpoint().copy()
+        found = seconds_per_step(self._update, self.accelerator, seconds)
         self.state.restore(before)
-        median = torch.tensor(seconds[WARM_UP:], device=self.device).median()
-        return float(self.accelerator.reduce(median, reduction="mean"))
+        return found
 
     # Training
 
@@ -225,7 +226,7 @@ class Trainer:
         s, state = self.settings, self.state
         validations = evenly(s.validations, state.total) if self.validation else frozenset()
         milestones = evenly(s.milestones, state.total) if self.folder else frozenset()
-        tally, saved, started = Tally(), time.monotonic(), self._clock()
+        tally, saved, started = Tally(), time.monotonic(), clock(self.device)
         while state.step < state.total:
             tally.add(self._update(state.step), step=state.step)
             state.ema.update(state.step)
@@ -236,7 +237,7 @@ class Trainer:
             stopping = bool(stop) if self.world == 1 else reporting and self._anyone(bool(stop))
             if not (reporting or saving or stopping or state.step in milestones):
                 continue
-            state.compute_seconds += self._clock() - started
+            state.compute_seconds += clock(self.device) - started
             self._require_finite(tally)
             if reporting:
                 values = self._means(tally) | (self._validate() if state.step in validations else {})
@@ -253,13 +254,13 @@ class Trainer:
                     f"{self.title} was asked to stop at step {state.step} of {state.total} and saved its state: "
                     "the same command goes on from there."
                 )
-            started = self._clock()
+            started = clock(self.device)
 
     def _update(self, step: int) -> Losses:
         """One step of the optimiser."""
         s = self.settings
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(s, step, self.state.total or WARM_UP + TIMED)
+            group["lr"] = learning_rate(s, step, self.state.total or TIMED)
         torch.manual_seed(fold(s.seed, "dropout", step, self.rank))
         batch = tuple(source.batch(step).to(self.dtype) for source in self.sources)
         rng = generator(s.seed, "noise", step, device=self.device)
@@ -313,8 +314,3 @@ class Trainer:
             + (f"The last good checkpoint, {kept[0]}, is kept. " if kept else "")
             + "Try a smaller learning_rate, clip 1.0, or precision fp32, in another folder."
         )
-
-    def _clock(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()

@@ -1,0 +1,53 @@
+"""How a GPU is told to compute, without one."""
+
+import pytest
+import torch
+from torch import nn
+
+from namm.numerics import arithmetic, autocast, backends, lay_out
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def flags() -> tuple[bool, bool, bool]:
+    """TF32 in convolutions and in products, and the trying out of convolutions."""
+    cudnn = torch.backends.cudnn
+    return cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, cudnn.benchmark
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True), ("bf16", True), ("auto", True)])
+def test_backends_of_a_gpu(precision, tf32):
+    before = flags()
+    with backends(precision, CUDA):
+        assert flags() == (tf32, tf32, True)
+    assert flags() == before
+    with pytest.raises(KeyError), backends(precision, CUDA):
+        raise KeyError
+    assert flags() == before
+
+
+def test_a_cpu_has_none():
+    before = flags()
+    with backends("fp32", CPU):
+        assert flags() == before
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("auto", torch.float32), ("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)],
+)
+def test_precision_on_a_cpu(precision, dtype):
+    with arithmetic(precision, CPU):
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
+    with autocast(precision, CPU):
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
+
+
+def test_weights_of_convolutions_are_laid_out_for_a_gpu():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv3d(2, 2, 2), nn.Linear(4, 4))
+    before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    lay_out(module, CPU)
+    assert module[0].weight.is_contiguous()
+    lay_out(module, CUDA)
+    assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert all(torch.equal(weight, before[name]) for name, weight in module.named_parameters())
