@@ -20,6 +20,7 @@ PAGES = [
     "report.md",
     "runs.md",
     "score_network.md",
+    "speed.md",
     "sweeps.md",
     "training.md",
     "vae.md",

@@ -44,10 +44,13 @@ def test_precision_on_a_cpu(precision, dtype):
 
 
 def test_weights_of_convolutions_are_laid_out_for_a_gpu():
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv3d(2, 2, 2), nn.Linear(4, 4))
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv3d(2, 2, 2), nn.Linear(4, 4), nn.Conv2d(1, 4, 3))
     before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
     lay_out(module, CPU)
     assert module[0].weight.is_contiguous()
     lay_out(module, CUDA)
-    assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert module[0].weight.stride() == (27, 1, 9, 3)
+    assert module[3].weight.stride() == (9, 1, 3, 1)  # of one input channel: the output follows these
+    x = torch.zeros(2, 1, 5, 5)
+    assert module[3](x).is_contiguous(memory_format=torch.channels_last)
     assert all(torch.equal(weight, before[name]) for name, weight in module.named_parameters())

@@ -54,7 +54,7 @@ def lay_out(module: nn.Module, device: torch.device) -> None:
     if device.type == "cuda":
         for weight in module.parameters():
             if weight.ndim == 4:
-                weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+                weight.data = weight.data.clone(memory_format=torch.channels_last)  # one input channel needs it too
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from posterior_oracles import (
 from torch import nn
 
 from namm.errors import UsageError
-from namm.generative import DDIM, Ancestral
+from namm.generative import DDIM, Ancestral, Diffusion
 from namm.inverse import (
     AncestralSteps,
     DDIMSteps,
@@ -37,6 +37,7 @@ from namm.inverse import (
     reverse,
     sample_posterior,
 )
+from namm.inverse.reverse import DiffusionPrior, is_prior
 
 # The exact likelihood score gives the exact posterior
 
@@ -236,3 +237,14 @@ def test_the_models_mode_and_gradients_are_left_alone():
     assert parameter.grad is None
     assert not found.samples.requires_grad
     assert not torch.allclose(found.samples, draw(prior, n=2, guidance=DPSGuidance(0.0)).samples)
+
+
+def test_a_prior_is_told_by_what_it_has():
+    """Not by isinstance, which from Python 3.12 on does not see the buffers of a module."""
+    model = Diffusion(nn.Conv2d(1, 1, 1), (1, 4, 4))
+    assert is_prior(model)
+    with pytest.raises(TypeError):
+        isinstance(model, DiffusionPrior)
+    assert not is_prior(nn.Identity())
+    del model.sample_shape
+    assert not is_prior(model)

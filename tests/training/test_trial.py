@@ -1,7 +1,5 @@
 """Steps per minute, on a machine that has other things to do."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -67,13 +65,15 @@ def test_the_clock_of_a_cpu_runs():
     assert trial.clock(torch.device("cpu")) >= first > 0
 
 
-def test_only_a_gpu_that_trains_alone_replays_graphs():
-    assert compile_options(torch.device("cuda"), 1)["triton.cudagraphs"]
-    assert not compile_options(torch.device("cuda"), 2)["triton.cudagraphs"]
-    assert not compile_options(torch.device("cpu"), 1)["triton.cudagraphs"]
+def test_only_small_batches_of_a_gpu_that_trains_alone_are_replayed():
+    small, large, cuda, cpu = 64 * 64**2, 128 * 64**2, torch.device("cuda"), torch.device("cpu")
+    assert compile_options(cuda, 1, small)["triton.cudagraphs"]
+    assert not compile_options(cuda, 1, large)["triton.cudagraphs"]
+    assert not compile_options(cuda, 2, small)["triton.cudagraphs"]
+    assert not compile_options(cpu, 1, small)["triton.cudagraphs"]
 
 
 def test_options_are_inductors():
     """A misspelt option is refused by torch, and only when something is compiled."""
-    found = torch.compile(lambda x: x + 1, options=compile_options(SimpleNamespace(type="cuda"), 1))
+    found = torch.compile(lambda x: x + 1, options=compile_options(torch.device("cuda"), 1, 1))
     assert callable(found)

@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 from namm.cli.options import parse
 from namm.cli.status import find_run
 from namm.errors import UsageError
+from namm.training.settings import Precision
 
 if TYPE_CHECKING:
     from namm.experiments.assimilation import Sampling, Score, Setting
@@ -60,6 +61,8 @@ class Assimilate:
     """Samples of each of them."""
     batch_size: int | None = None
     """Samples made together, which bounds the memory."""
+    precision: Precision = "auto"
+    """How a GPU computes: bf16 where it has it, unless told otherwise."""
     seed: int = 0
     """Of the samples, and of the noise on the observations."""
     out: Annotated[Path, arg(aliases=["-o"])] = Path("assimilation.h5")
@@ -85,7 +88,7 @@ def main(arguments: list[str]) -> int:
     trained = Trained.load(run)
     numbers = range(options.first, options.first + options.truths)
     task = make_task(trained, options.observe, options.noise, numbers, options.seed)
-    sampling = Sampling(options.n, _steps(options.steps), options.batch_size, options.seed)
+    sampling = Sampling(options.n, _steps(options.steps), options.batch_size, options.seed, precision=options.precision)
     sources = priors(trained, options.method)
     shape = "×".join(map(str, task.truth.shape[1:]))
     print(

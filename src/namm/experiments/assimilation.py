@@ -39,6 +39,8 @@ from namm.inverse import (
     sample_posterior,
 )
 from namm.maps import IdentityMap
+from namm.numerics import arithmetic
+from namm.training.settings import Precision
 
 METHODS, GUIDANCES = ("dps", "cg-dps", "mirror-dps"), ("dps", "likelihood")
 TITLES = {"dps": "DPS", "cg-dps": "CG-DPS", "mirror-dps": "mirror DPS"}
@@ -89,6 +91,7 @@ class Sampling:
         batch_size: Samples made together; by default as many as memory is likely to hold.
         seed: Theirs.
         retries: How often one that diverged is drawn again.
+        precision: How the networks compute on a GPU, by its name in `namm.numerics`.
     """
 
     n: int = PAPER_SAMPLES
@@ -96,6 +99,7 @@ class Sampling:
     batch_size: int | None = None
     seed: int = 0
     retries: int = 3
+    precision: Precision = "auto"
 
     def together(self, shape: Sequence[int]) -> int:
         """Samples of `shape` (C, H, W) that are made together."""
@@ -178,21 +182,22 @@ def assimilate(
     rows = range(len(task.truth)) if rows is None else rows
     among = slice(rows.start, rows.stop)
     start = time.perf_counter()
-    posterior = sample_posterior(
-        prior,
-        task.measurement[among],
-        task.operator,
-        task.noise,
-        n=sampling.n,
-        guidance=guidance(setting, prior, rule, sampling.steps),
-        steps=sampling.steps,
-        constraint=rule,
-        retries=sampling.retries,
-        batch_size=sampling.together(task.truth.shape[1:]),
-        generator=sampling.seed,
-        first=rows.start * sampling.n,
-        progress=progress,
-    )
+    with arithmetic(sampling.precision, prior.device):
+        posterior = sample_posterior(
+            prior,
+            task.measurement[among],
+            task.operator,
+            task.noise,
+            n=sampling.n,
+            guidance=guidance(setting, prior, rule, sampling.steps),
+            steps=sampling.steps,
+            constraint=rule,
+            retries=sampling.retries,
+            batch_size=sampling.together(task.truth.shape[1:]),
+            generator=sampling.seed,
+            first=rows.start * sampling.n,
+            progress=progress,
+        )
     return _outcome(setting, posterior, task.truth[among], rule, start)
 
 

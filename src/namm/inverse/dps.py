@@ -22,7 +22,7 @@ from namm.inverse.noise import GaussianNoise
 from namm.inverse.operators import Operator
 from namm.inverse.posterior import Posterior
 from namm.inverse.redraw import Draw
-from namm.inverse.reverse import DiffusionPrior, finite, keep
+from namm.inverse.reverse import finite, is_prior, keep
 from namm.inverse.steps import AncestralSteps, Steps
 from namm.numerics import at_least_float32
 
@@ -68,7 +68,7 @@ def sample_posterior(
         progress: Show a progress bar, where there is a terminal.
     """
     model, to_data = prior.model, prior.mirror.to_data
-    if not isinstance(model, DiffusionPrior):
+    if not is_prior(model):
         raise UsageError(
             f"posterior sampling needs a diffusion model, and the prior holds a {type(model).__name__}, which has no "
             "denoise(y_t, t)."

@@ -7,7 +7,7 @@ a, b and c come from `namm.inverse.steps`, the shift from `namm.inverse.guidance
 """
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -23,9 +23,8 @@ ToData = Callable[[Tensor], Tensor]
 """f, (B, C, H, W) → (B, C, H, W)."""
 
 
-@runtime_checkable
 class DiffusionPrior(Process, Protocol):
-    """What posterior sampling needs of a model: `namm.Diffusion` has it."""
+    """What posterior sampling needs of a model: `namm.Diffusion` has it. `is_prior` tells."""
 
     @property
     def sample_shape(self) -> tuple[int, int, int]:
@@ -37,6 +36,12 @@ class DiffusionPrior(Process, Protocol):
 
     def unstandardise(self, u: Tensor) -> Tensor:
         """From the space of the diffusion to mirror space."""
+
+
+def is_prior(model: object) -> TypeGuard[DiffusionPrior]:
+    """Whether `model` has all of that. (From Python 3.12 on, `isinstance` would not see buffers of a module.)"""
+    needed = ("sde", "t_min", "denoise", "score", "sample_shape", "mean", "unstandardise")
+    return all(hasattr(model, name) for name in needed)
 
 
 def guided_step(

@@ -6,6 +6,7 @@ run that was killed and started again ends with the same bits (on CPU) as one th
 processes that share a batch see what one process would see: each draws the whole batch's numbers and takes its slice.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -126,7 +127,7 @@ class Trainer:
         self.folder, self.accelerator, self.title = folder, accelerator, title
         self.device: torch.device = accelerator.device
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
-        self.images = max(images.shape[0] for images in data)
+        self.images, self.shape = max(images.shape[0] for images in data), tuple(data[0].shape[1:])
         self.sources = [
             batches(images, self._order(images, fold(settings.seed, "data", k)), self.device, step_memory(objective))
             for k, images in enumerate(data)
@@ -185,7 +186,8 @@ class Trainer:
         lay_out(self.objective, self.device)
         if s.compile:
             torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
-            self.objective.compile(fullgraph=True, options=compile_options(self.device, self.world))
+            pixels = s.batch_size * math.prod(self.shape)
+            self.objective.compile(fullgraph=True, options=compile_options(self.device, self.world, pixels))
         self.model, self.optimiser = self.accelerator.prepare(self.objective, optimiser)
         self.autocast = autocast(s.precision, self.device)
 

@@ -1,0 +1,314 @@
+"""What `gpu.py` measures with (clocks, kernels, FLOPs, a training by the package's loop), and a row of its table."""
+
+import gc
+import math
+import os
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import DeviceType
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from namm.experiments.presets import preset
+from namm.experiments.settings import ForwardSettings, NetworkSettings, Settings
+from namm.numerics import arithmetic, generator, lay_out
+from namm.training.dry import rehearse
+from namm.training.objectives import Objective
+from namm.training.settings import Precision, TrainSettings
+from namm.training.trainer import train
+
+Module = TypeVar("Module", bound=nn.Module)
+MATRIX = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|nvjet|sdpa|flash|wgrad|dgrad|fprop|triton_tem|triton_mm")
+FUSED = re.compile(r"triton_(poi|red|per|for)_")  # inductor's own, named after what they are fused from
+BUSY = 0.7
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one measurement found; an image of `sampling` is one step of one image."""
+
+    images_per_second: float
+    flops_per_image: float
+    warmup_seconds: float
+    kernels: Mapping[str, float]
+    """Seconds per image in each kernel."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how a row is measured."""
+
+    device: torch.device
+    batch: int
+    precision: Precision
+    quick: bool
+
+    @property
+    def compile(self) -> bool:
+        """Whether to compile."""
+        return not self.quick
+
+    def settings(self, experiment: str, name: str) -> Settings:
+        """A preset, or its miniature."""
+        s = preset(experiment, name).settings
+        if not self.quick:
+            return s
+        size: dict[str, Any] = {"size": 8}
+        f = replace(s.map.f, filters=4, blocks=1, downsamplings=1)
+        network = NetworkSettings(
+            filters=8, multipliers=(1,), blocks=1, attention=(), unshuffle=s.mdm.network.unshuffle
+        )
+        return replace(
+            s,
+            data=replace(s.data, **size),
+            map=replace(s.map, g=ForwardSettings(1, 4), f=f),
+            mdm=replace(s.mdm, network=network),
+        )
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """The row's precision."""
+        return arithmetic(self.precision, self.device)
+
+    def place(self, module: Module) -> Module:
+        """`module` as the training loop leaves it on the device, without weights that are all zero."""
+        for weight in module.parameters():
+            if weight.ndim > 1 and not weight.any():
+                nn.init.normal_(weight, std=0.02)
+        lay_out(module.to(self.device), self.device)
+        return module.eval()
+
+    def images(self, n: int, shape: tuple[int, int, int]) -> Tensor:
+        """Random images, standardised: every pixel uniform."""
+        return (torch.rand(n, *shape, generator=generator(0, "benchmark")).to(self.device) - 0.5) * 12**0.5
+
+    def compiled(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """`call`, recorded as a CUDA graph like the steps of a training."""
+        return torch.compile(call, options={"triton.cudagraphs": True}) if self.compile else call
+
+    def clock(self) -> float:
+        """Seconds, once all that was asked of the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """Seconds of a call that is warm: the median of five groups of calls, or one call that takes long enough."""
+
+        def once(calls: int) -> float:
+            start = self.clock()
+            for _ in range(calls):
+                call()
+            return (self.clock() - start) / calls
+
+        first, enough = once(1), 0.01 if self.quick else 0.3
+        return first if first > 5 * enough else statistics.median(once(math.ceil(enough / first)) for _ in range(5))
+
+    def fresh(self) -> None:
+        """Give back what is not used, and measure memory from here."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+class Profile:
+    """Time in each kernel, or on a CPU in each operation."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.cuda = bench, bench.device.type == "cuda"
+        self.profiler = profile(activities=[ProfilerActivity.CUDA if self.cuda else ProfilerActivity.CPU])
+        self.updates = 0
+        for name, value in (("DISABLE_CUPTI_LAZY_REINIT", "1"), ("TEARDOWN_CUPTI", "0")):
+            os.environ.setdefault(name, value)  # as torch does for CUDA graphs, which a second profile may not survive
+
+    def start(self) -> None:
+        """Begin, once the device is idle."""
+        self.bench.clock()
+        self.profiler.start()
+
+    def stop(self) -> None:
+        """End, once the device is idle."""
+        self.bench.clock()
+        self.profiler.stop()
+
+    def after_step(self, first: int, last: int) -> None:
+        """Profile the updates after the `first` up to the `last`; called after every one."""
+        self.updates += 1
+        if self.updates == first:
+            self.start()
+        elif self.updates == last:
+            self.stop()
+
+    def kernels(self, images: int) -> dict[str, float]:
+        """Seconds per image."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for event in self.profiler.events() or ():
+            if (event.device_type == DeviceType.CUDA) == self.cuda and not event.is_user_annotation:
+                found[event.name] += event.self_device_time_total if self.cuda else event.self_cpu_time_total
+        return {name: 1e-6 * microseconds / images for name, microseconds in found.items() if microseconds}
+
+
+def bound(kernels: Mapping[str, float], wall: float) -> str:
+    """What bounds a work of `wall` seconds that spends `kernels[name]` of them in each kernel."""
+    busy = sum(kernels.values())
+    if busy < BUSY * wall:
+        return "launch"
+    return "arithmetic" if sum(t for name, t in kernels.items() if is_matrix(name)) > busy / 2 else "memory"
+
+
+def is_matrix(kernel: str) -> bool:
+    """Whether a kernel's name is that of a matrix product or a convolution."""
+    return bool(MATRIX.search(kernel.lower())) and not FUSED.match(kernel)
+
+
+def flops(call: Callable[[Tensor], object], shape: tuple[int, int, int]) -> float:
+    """FLOPs per image of a call with two images; on a CPU, where no layer is rewritten into what a GPU does faster."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        call(torch.rand(2, *shape))
+    return counter.get_total_flops() / 2
+
+
+def peak_tflops(bench: Bench) -> float:
+    """Of a product of large bfloat16 matrices."""
+    n = 256 if bench.quick else 8192
+    a, b = (torch.randn(n, n, device=bench.device, dtype=torch.bfloat16) for _ in range(2))
+    torch.mm(a, b)
+    return 2e-12 * n**3 / bench.seconds(lambda: torch.mm(a, b))
+
+
+def bandwidth(bench: Bench) -> float:
+    """GB/s, read and written, of a large copy."""
+    source = torch.ones(2**20 if bench.quick else 2**30, dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    return 2e-9 * source.nbytes / bench.seconds(lambda: target.copy_(source))
+
+
+def training(
+    bench: Bench,
+    objective: Objective,
+    shape: tuple[int, int, int],
+    settings: TrainSettings,
+    steps: int,
+    after_step: Callable[[], None] = lambda: None,
+) -> Figures:
+    """A training by the package's own loop; the dry step before it does not count in its memory."""
+    # Profiled are steps of the loop's trial, which are not timed; a plain training, as of --quick, has none.
+    steps, first, last = (4, 2, 3) if bench.quick else (steps, 20, 25)
+    how: dict[str, Any] = {"batch_size": bench.batch, "precision": bench.precision, "compile": bench.compile}
+    seldom: dict[str, Any] = {"log_every": 10**9, "checkpoint_seconds": math.inf, "validations": 0, "milestones": 0}
+    settings = replace(settings, budget=f"{steps} steps", **how, **seldom)
+    images = bench.images(8 * bench.batch, shape)
+
+    def step(x: Tensor) -> None:
+        objective(x, *objective.draw((x,), generator(0)))["loss"].backward()
+
+    per_image = flops(step, shape)
+    objective.zero_grad()
+    profiled = Profile(bench)
+
+    def after() -> None:
+        after_step()
+        profiled.after_step(first, last)
+
+    start = bench.clock()
+    rehearse(objective, (images,), settings, bench.device)
+    bench.fresh()
+    done = train(objective, (images,), settings, after_step=after, progress=False)
+    warmup = bench.clock() - start - done.compute_seconds
+    kernels = profiled.kernels((last - first) * bench.batch)
+    return Figures(done.images / done.compute_seconds, per_image, warmup, kernels)
+
+
+def calls(
+    bench: Bench,
+    short: Callable[[], object],
+    images: int,
+    per_image: float,
+    long: Callable[[], object] | None = None,
+    ratio: float = 1.0,
+) -> Figures:
+    """Warm up and profile `short`, a work on `images` images; time `long`, the same on `ratio` times as many."""
+    bench.fresh()
+    start = bench.clock()
+    for _ in range(3):
+        short()
+    warmup = bench.clock() - start
+    seconds = bench.seconds(long or short)
+    profiled = Profile(bench)
+    profiled.start()
+    short()
+    profiled.stop()
+    return Figures(ratio * images / seconds, per_image, warmup, profiled.kernels(images))
+
+
+# A row of the table
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table; `ours`, `official` and `target` are images/s, or seconds where `unit` says so."""
+
+    name: str
+    work: str
+    batch: int
+    precision: str
+    unit: str
+    note: str
+    official: float | None
+    target: float | None
+    stretch: float | None
+    ours: float | None = None
+    tflops: float | None = None
+    share: float | None = None
+    peak_gib: float | None = None
+    warmup_seconds: float | None = None
+    bound: str = "–"
+    kernels: tuple[tuple[str, float, float], ...] = ()
+    """The ten heaviest: name, milliseconds per batch, share of the time of all."""
+    error: str | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster than the official code."""
+        if self.ours is None or self.official is None:
+            return None
+        return self.official / self.ours if self.unit == "s" else self.ours / self.official
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met, where there is one and a figure."""
+        if self.ours is None or self.target is None:
+            return None
+        return self.ours <= self.target if self.unit == "s" else self.ours >= self.target
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether it failed or missed its target."""
+        return self.error is not None or self.met is False
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"ratio": self.ratio, "met": self.met}
+
+    def verdict(self) -> str:
+        """What is to be said of it where it falls short."""
+        what = f"{self.work}, batch {self.batch}, {self.precision}"
+        if self.error:
+            return f"failed: {what}: {self.error}"
+        return f"missed: {what}: {number(self.ours)} {self.unit}, target {number(self.target)}"
+
+
+def number(value: float | None, form: str = "") -> str:
+    """For people."""
+    return "–" if value is None else format(value, form or (",.0f" if value >= 1000 else ".4g"))

@@ -1,0 +1,169 @@
+"""The benchmark of speed in miniature: every row is measured, and what it says follows from its figures."""
+
+import io
+import json
+import runpy
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PRECISIONS = ["bf16", "tf32"] if torch.cuda.is_available() else ["fp32"]
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "gpu.py")))
+
+
+@pytest.fixture(scope="module")
+def tools(gpu):
+    return SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "gpu_tools.py")))
+
+
+def told(gpu, file, *arguments, chosen=None):
+    """Exit code, what is printed, what is written."""
+    with redirect_stdout(io.StringIO()) as printed:
+        code = gpu.main(["--quick", "--json", str(file), *arguments], chosen)
+    return code, printed.getvalue(), json.loads(file.read_text())
+
+
+@pytest.fixture(scope="module")
+def everything(gpu, tmp_path_factory):
+    return told(gpu, tmp_path_factory.mktemp("gpu") / "all.json", "--profile")
+
+
+def test_every_work_is_measured(gpu, everything):
+    rows = everything[2]["rows"]
+    assert [(row["name"], row["precision"]) for row in rows] == [(w.name, p) for w in gpu.works() for p in PRECISIONS]
+    assert [row["error"] for row in rows] == [None] * len(rows)
+    for row in rows:
+        assert row["ours"] > 0
+        assert row["warmup_seconds"] > 0
+        assert row["tflops"] > 0 or row["name"] == "distance"
+
+
+def test_figures_agree_with_each_other(everything):
+    found = everything[2]
+    for row in found["rows"]:
+        assert row["share"] == pytest.approx(row["tflops"] / found["peak_tflops"])
+        if row["official"]:
+            ratio = row["ours"] / row["official"]
+            assert row["ratio"] == pytest.approx(1 / ratio if row["unit"] == "s" else ratio)
+        shares = [kernel[2] for kernel in row["kernels"]]
+        assert 0 < sum(shares) <= 1.0001
+        assert shares == sorted(shares, reverse=True)
+        assert row["bound"] in (("launch", "arithmetic", "memory") if torch.cuda.is_available() else ("–",))
+
+
+def test_the_exit_code_follows_from_the_targets(everything):
+    code, printed, found = everything
+    missed = []
+    for row in found["rows"]:
+        judged = row["target"] is not None
+        enough = judged and (row["ours"] <= row["target"] if row["unit"] == "s" else row["ours"] >= row["target"])
+        assert row["met"] == (enough if judged else None)
+        if judged and not enough:
+            missed.append(f"missed: {row['work']}, batch {row['batch']}, {row['precision']}: ")
+    assert [line for line in missed if line not in printed] == []
+    assert printed.count("missed: ") == len(missed)
+    assert code == (1 if missed else 0)
+    assert "the figures mean nothing" in printed
+
+
+def work(gpu, rate, **changes):
+    figures = runpy.run_path(str(BENCHMARKS / "gpu_tools.py"))["Figures"](rate, 1e9, 0.5, {"gemm": 1 / rate})
+    return gpu.Work(**{"name": "a", "title": "work A", "batch": 16, "measure": lambda bench: figures} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"target": 99.0}, 0),
+        ({"target": 101.0}, 1),
+        ({}, 0),
+        ({"target": 11.0, "n": 1000}, 0),  # 10 seconds at 100 images/s
+        ({"target": 9.0, "n": 1000}, 1),
+    ],
+)
+def test_a_target_is_met_or_missed(gpu, tmp_path, changes, code):
+    got, printed, found = told(gpu, tmp_path / "a.json", chosen=[work(gpu, 100.0, **changes)])
+    assert got == code
+    assert ("missed: work A" in printed) == bool(code)
+    assert found["rows"][0]["tflops"] == pytest.approx(0.1)
+
+
+def test_a_row_that_fails_leaves_the_others(gpu, tmp_path):
+    def fail(bench):
+        raise torch.OutOfMemoryError("nothing left\nof it")
+
+    chosen = [work(gpu, 1.0, name="bad", title="work B", measure=fail, target=1.0), work(gpu, 100.0, target=50.0)]
+    code, printed, found = told(gpu, tmp_path / "b.json", chosen=chosen)
+    bad, good = found["rows"][0], found["rows"][len(PRECISIONS)]
+    assert code == 1
+    assert bad["error"] == "OutOfMemoryError: nothing left"
+    assert (bad["ours"], bad["met"]) == (None, None)
+    assert (good["ours"], good["met"]) == (100.0, True)
+    assert "failed: work B, batch 2" in printed
+
+
+def test_only_what_is_named_is_measured(gpu, tmp_path, capsys):
+    chosen = [work(gpu, 1.0, name=name) for name in "abc"]
+    _, _, found = told(gpu, tmp_path / "c.json", "--only", "c", "a", chosen=chosen)
+    assert [row["name"] for row in found["rows"]] == [name for name in "ac" for _ in PRECISIONS]
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(["--only", "maps"])
+    assert "'maps'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_cpu_is_refused(gpu, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main([])
+    assert "--quick" in capsys.readouterr().err
+
+
+CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16"
+FUSED = "triton_poi_fused__to_copy_convolution_relu_3"  # adds a bias, is no convolution
+
+
+@pytest.mark.parametrize(
+    ("kernels", "wall", "word"),
+    [
+        ({CONV: 6.0}, 10.0, "launch"),
+        ({CONV: 4.0, FUSED: 3.5}, 10.0, "arithmetic"),
+        ({CONV: 3.5, FUSED: 4.0}, 10.0, "memory"),
+        ({"nvjet_hsh_128x256": 9.0}, 10.0, "arithmetic"),
+        ({"triton_tem_fused_convolution_1": 9.0}, 10.0, "arithmetic"),
+        ({"void convert_kernel": 9.0}, 10.0, "memory"),
+        ({}, 1.0, "launch"),
+    ],
+)
+def test_what_bounds_it(tools, kernels, wall, word):
+    assert tools.bound(kernels, wall) == word
+
+
+def test_flops_are_two_per_product(tools):
+    conv = torch.nn.Conv2d(3, 5, 3, padding=1)
+    assert tools.flops(conv, (3, 8, 8)) == 2 * (3 * 3 * 3) * 5 * (8 * 8)
+    step = tools.flops(lambda x: conv(x).sum().backward(), (3, 8, 8))
+    assert step == 2 * tools.flops(conv, (3, 8, 8))  # forward, and the gradient of the weights
+    attention = torch.nn.functional.scaled_dot_product_attention
+    assert tools.flops(lambda q: attention(q, q, q), (1, 16, 4)) == 2 * 2 * 16 * 16 * 4
+
+
+def test_a_profile_counts_what_ran(tools):
+    bench = tools.Bench(torch.device("cpu"), 1, "fp32", True)
+    profiled, a = tools.Profile(bench), torch.ones(64, 64)
+    for _ in range(4):
+        a = (a @ a).clamp(max=1)
+        profiled.after_step(first=1, last=3)  # two products are inside
+    once, halved = profiled.kernels(1), profiled.kernels(2)
+    assert once["aten::mm"] > 0
+    assert halved["aten::mm"] == pytest.approx(once["aten::mm"] / 2)
+    assert sum(event.name == "aten::mm" for event in profiled.profiler.events()) == 2
