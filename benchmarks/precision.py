@@ -13,8 +13,9 @@ same for all seeds. What is learned is measured on validation images, in plain f
                                    [--figure FILE] [--json FILE] [--preset gpu] [--size PIXELS] [--no-compile]
 
 Only the masks of dropout may differ between the paths, where compiled code draws them in another order. A finished
-training in --out is read back. With r the mean over seeds of log(fast/plain) and s its standard error, the exit code is 1 if for any of
-these figures exp(r) exceeds 1 + max(0.05, 2 s). Few seeds that scatter widely therefore pass without showing much.
+training in --out is read back. With r the mean over seeds of log(fast/plain) and s its standard error, the exit code
+is 1 if for any of these figures exp(r) exceeds 1 + max(0.05, 2 s). Few seeds that scatter widely therefore pass without
+showing much.
 """
 
 import argparse

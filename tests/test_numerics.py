@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from namm.numerics import arithmetic, autocast, backends, lay_out
+from namm.numerics import arithmetic, autocast, backends, lay_out, seed_torch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -54,3 +54,11 @@ def test_weights_of_convolutions_are_laid_out_for_a_gpu():
     x = torch.zeros(2, 1, 5, 5)
     assert module[3](x).is_contiguous(memory_format=torch.channels_last)
     assert all(torch.equal(weight, before[name]) for name, weight in module.named_parameters())
+
+
+def test_seeding_is_torchs_own():
+    with torch.random.fork_rng([]):
+        torch.manual_seed(5)
+        expected = torch.rand(3)
+        seed_torch(5, CPU)
+        assert torch.equal(torch.rand(3), expected)

@@ -72,6 +72,13 @@ def fold(seed: int, *path: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed what layers such as dropout draw from on `device`; `torch.manual_seed` does so for every kind there is."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 def generator(seed: int, *path: int | str, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator seeded with `fold(seed, *path)`."""
     return torch.Generator(device).manual_seed(fold(seed, *path))

@@ -1,4 +1,7 @@
-"""Sums of loss terms between two lines of the log, kept on the device so that adding never waits for it."""
+"""Sums of loss terms between two lines of the log, kept on the device so that adding never waits for it.
+
+All terms are added at once: a step of a small batch is over before many small additions could be launched.
+"""
 
 import torch
 from torch import Tensor
@@ -10,24 +13,26 @@ class Tally:
     """Sums of every term, and the first step whose loss was not finite."""
 
     def __init__(self) -> None:
-        self.sums: Losses = {}
         self.weight = 0
+        self._names: tuple[str, ...] = ()
+        self._sums: Tensor | None = None
         self._first_bad: Tensor | None = None
 
     @torch.no_grad()
     def add(self, losses: Losses, *, step: int = 0, weight: int = 1) -> None:
-        """Add the terms of one step, `weight` times."""
+        """Add the terms of one step, `weight` times; the loss comes first among them."""
+        terms = torch.stack([value.detach() for value in losses.values()]).double()
+        bad = torch.where(torch.isfinite(terms[0]), torch.inf, float(step))
+        if self._sums is None or self._first_bad is None:
+            self._names, self._sums, self._first_bad = tuple(losses), weight * terms, bad
+        else:
+            self._sums = torch.add(self._sums, terms, alpha=weight)
+            self._first_bad = torch.minimum(self._first_bad, bad)
         self.weight += weight
-        for name, value in losses.items():
-            term = value.detach().double() * weight
-            self.sums[name] = self.sums[name] + term if name in self.sums else term
-        loss = losses["loss"].detach()
-        bad = torch.where(torch.isfinite(loss), torch.inf, float(step))
-        self._first_bad = bad if self._first_bad is None else torch.minimum(self._first_bad, bad)
 
     def means(self) -> Losses:
         """Mean of every term."""
-        return {name: total / self.weight for name, total in self.sums.items()}
+        return {} if self._sums is None else dict(zip(self._names, self._sums / self.weight, strict=True))
 
     def first_bad(self) -> int | None:
         """The first step added whose loss was not finite, if any. Waits for the device."""

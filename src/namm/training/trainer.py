@@ -21,7 +21,7 @@ from torch import Tensor
 from namm.datasets.batches import Images, Order, batches, check_images, describe
 from namm.errors import DataError, Interrupted, TrainingError, UsageError
 from namm.files import owned, remove_partials, write_json
-from namm.numerics import autocast, backends, fold, generator, lay_out
+from namm.numerics import autocast, backends, fold, generator, lay_out, seed_torch
 from namm.training.checkpoint import CheckpointFolder, write
 from namm.training.compiled import compile_options
 from namm.training.dry import rehearse, step_memory
@@ -263,7 +263,7 @@ class Trainer:
         s = self.settings
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(s, step, self.state.total or TIMED)
-        torch.manual_seed(fold(s.seed, "dropout", step, self.rank))
+        seed_torch(fold(s.seed, "dropout", step, self.rank), self.device)
         batch = tuple(source.batch(step).to(self.dtype) for source in self.sources)
         rng = generator(s.seed, "noise", step, device=self.device)
         draws = self.objective.draw_whole(batch, s.batch_size, rng)

@@ -1,0 +1,33 @@
+"""What a log line says of the steps since the last one."""
+
+import pytest
+import torch
+
+from namm.training.tally import Tally
+
+
+def losses(loss: float, part: float) -> dict[str, torch.Tensor]:
+    return {"loss": torch.tensor(loss, requires_grad=True), "part": torch.tensor(part)}
+
+
+def test_means_are_weighted_and_exact():
+    tally = Tally()
+    assert tally.means() == {}
+    tally.add(losses(1.0, 16777216.0), weight=3)
+    tally.add(losses(5.0, 1.0))
+    means = tally.means()
+    assert list(means) == ["loss", "part"]
+    assert means["loss"].item() == pytest.approx(2.0)
+    assert means["part"].item() == (3 * 16777216 + 1) / 4  # lost in float32
+    assert not means["loss"].requires_grad
+
+
+def test_the_first_loss_that_is_not_finite_is_remembered():
+    tally = Tally()
+    assert tally.first_bad() is None
+    for step, value in enumerate([1.0, 2.0, float("nan"), 3.0, float("inf")]):
+        tally.add(losses(value, float("nan")), step=step)
+    assert tally.first_bad() == 2
+    fine = Tally()
+    fine.add(losses(1.0, 1.0), step=7)
+    assert fine.first_bad() is None
