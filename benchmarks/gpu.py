@@ -1,6 +1,6 @@
 """How fast the package trains and samples on one GPU, against what is known of the official code.
 
-    python benchmarks/gpu.py [--quick] [--only NAME ...] [--precision bf16 tf32] [--json FILE] [--profile]
+    python benchmarks/gpu.py [--quick] [--only NAME ...] [--precision bf16 tf32] [--prepare N] [--json FILE] [--profile]
 
 Trainings go through the package's own loop on random images, sampling through `Diffusion.sample` and `Mirrored`, all of
 it compiled, each in `bf16` (what `auto` means on such a GPU) and in `tf32`. Weights are untrained, and those that start
@@ -12,19 +12,25 @@ matrix products and the bandwidth of memory that figures are shares of. What bou
     memory        otherwise
 
 FLOPs are those of matrix products, convolutions and attention, two per product of two numbers, zeros at the borders and
-in banded matrices included. `--profile` prints the heaviest kernels. Targets are for `bf16`; the exit code is 1 if one
-is missed or a row fails. `--quick` takes tiny networks and images to see that all of it runs; its figures mean nothing.
+in banded matrices included. `--profile` prints the heaviest kernels. `--prepare N` first runs every row in a process of
+its own, N at a time, so that the measured ones find their code compiled: warm-ups are then those of a warm cache.
+
+Targets are for `bf16`; the exit code is 1 if one is missed or a row fails. `--quick` takes tiny networks and images to
+see that all of it runs; its figures mean nothing.
 """
 
 import argparse
 import importlib
 import json
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +218,21 @@ def measure(work: Work, precision: Precision, judged: bool, bench: Bench, peak: 
     )
 
 
+def prepare(names: Sequence[str], precisions: Sequence[str], processes: int) -> None:
+    """Fill the compiler's cache, by processes whose figures are thrown away."""
+
+    def run(what: tuple[str, str]) -> None:
+        name, precision = what
+        command = [sys.executable, __file__, "--only", name, "--precision", precision]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        failed = done.returncode > 1 or not done.stdout
+        why = f": exit code {done.returncode}, {done.stderr.strip()[-500:]}" if failed else ""
+        print(f"prepared {name}, {precision}{why}", flush=True)
+
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(run, product(dict.fromkeys(names), precisions)))
+
+
 def show(rows: Sequence[Row], facts: dict[str, Any], profiles: bool) -> None:
     """The table, the machine, and the heaviest kernels where they are asked for."""
     columns = ("work", "batch", "precision", "ours", "official", "ratio", "TFLOP/s", "of peak", "GiB", "warm-up s")
@@ -241,6 +262,7 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
     parser.add_argument("--quick", action="store_true", help="tiny networks, not compiled: only to see that it runs")
     parser.add_argument("--only", nargs="+", choices=list(dict.fromkeys(work.name for work in chosen)), metavar="NAME")
     parser.add_argument("--precision", nargs="+", choices=("bf16", "tf32"), default=["bf16", "tf32"], help="on a GPU")
+    parser.add_argument("--prepare", type=int, default=0, metavar="N", help="compile first, in N processes at a time")
     parser.add_argument("--json", type=Path, help="written anew after every row")
     parser.add_argument("--profile", action="store_true", help="print the ten heaviest kernels of every row")
     options = parser.parse_args(arguments)
@@ -251,6 +273,9 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
         importlib.import_module("torch._inductor.compile_fx")  # so that no row's warm-up counts it
     device = torch.device("cuda" if cuda else "cpu")
     precisions: Sequence[Precision] = options.precision if cuda else ("fp32",)
+    chosen = [work for work in chosen if work.name in (options.only or [work.name])]
+    if options.prepare and not options.quick:
+        prepare([work.name for work in chosen], precisions, options.prepare)
     gauge = Bench(device, 1, "fp32", options.quick)
     facts = {
         "machine": torch.cuda.get_device_name() if cuda else f"CPU ({platform.machine()})",
@@ -262,7 +287,7 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
     }
     rows: list[Row] = []
     for work in chosen:
-        for precision in precisions if work.name in (options.only or [work.name]) else ():
+        for precision in precisions:
             bench = Bench(device, work.batch // 8 if options.quick else work.batch, precision, options.quick)
             rows.append(measure(work, precision, precision != "tf32", bench, facts["peak_tflops"]))
             found = rows[-1].error or f"{number(rows[-1].ours)} {rows[-1].unit}"

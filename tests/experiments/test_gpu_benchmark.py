@@ -122,6 +122,23 @@ def test_only_what_is_named_is_measured(gpu, tmp_path, capsys):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_every_row_is_prepared_once(gpu, monkeypatch, capsys):
+    asked = []
+
+    def run(command, **options):
+        asked.append(tuple(command[2:]))
+        return SimpleNamespace(returncode=2 if "g" in command else 1, stdout="a table", stderr="no memory")
+
+    monkeypatch.setitem(gpu.prepare.__globals__, "subprocess", SimpleNamespace(run=run))
+    gpu.prepare(["map", "map", "g"], ["bf16", "tf32"], 2)
+    assert sorted(asked) == [
+        ("--only", name, "--precision", precision) for name in ("g", "map") for precision in ("bf16", "tf32")
+    ]
+    shown = capsys.readouterr().out
+    assert shown.count("prepared") == 4
+    assert shown.count("exit code 2, no memory") == 2
+
+
 def test_a_cpu_is_refused(gpu, capsys):
     with pytest.raises(SystemExit, match="2"):
         gpu.main([])
