@@ -45,6 +45,14 @@ def scores(chosen: Preset, folder: Path, n: int, subset: int) -> dict[str, Score
         return {name: compare(x, store["test"], rule, subsets=10, size=subset) for name, x in images.items()}
 
 
+def demo(minutes: float) -> Preset:
+    """The preset `demo`, with that training of the mirrored autoencoder."""
+    chosen = preset("burgers", "demo")
+    vae = chosen.settings.vae
+    vae = replace(vae, train=replace(vae.train, budget=f"{minutes} minutes"))
+    return replace(chosen, settings=replace(chosen.settings, vae=vae))
+
+
 def main(arguments: Sequence[str] | None = None, base: Preset | None = None) -> int:
     """Run what is missing and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -54,10 +62,7 @@ def main(arguments: Sequence[str] | None = None, base: Preset | None = None) -> 
     parser.add_argument("--subset", type=int, default=SUBSET, help="images per subset of the MMD")
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
     options = parser.parse_args(arguments)
-    chosen = base or preset("burgers", "demo")
-    vae = chosen.settings.vae
-    vae = replace(vae, train=replace(vae.train, budget=f"{options.minutes} minutes"))
-    chosen = replace(chosen, settings=replace(chosen.settings, vae=vae))
+    chosen = base or demo(options.minutes)
     table = Table("seed", "", "mean ℓ", "√MMD²", "total variation", "spread")
     ratios, differences = [], []
     for seed in options.seeds:
