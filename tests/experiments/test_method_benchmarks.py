@@ -126,3 +126,8 @@ def test_the_mirrored_autoencoder(tiny, out, capsys):
     assert ratios == pytest.approx([table[1] / table[0], table[3] / table[2]], rel=0.02)
     excess, error = map(float, re.search(r"MVAE − VAE: ([+-]\S+) ± (\S+)", printed).groups())
     assert code == (0 if max(ratios) <= 0.7 and excess <= error else 1)
+
+
+def test_the_autoencoders_train_as_long_as_asked():
+    demo = runpy.run_path(str(BENCHMARKS / "mirror_vae.py"))["demo"]("flux", 2.5)
+    assert (demo.experiment, demo.settings.vae.train.budget) == ("flux", "2.5 minutes")
