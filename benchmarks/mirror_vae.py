@@ -1,7 +1,7 @@
 """A variational autoencoder in mirror space against the same one on plain data, at equal training time, over seeds.
 
-A demo-size experiment, that of Burgers' equation unless another is named. The plain autoencoder trains for as long as the map and the mirrored one
-together (paper App. A compares them so).
+A demo-size experiment, that of Burgers' equation unless another is named. The plain autoencoder trains for as long as
+the map and the mirrored one together (paper App. A compares them so).
 
     python benchmarks/mirror_vae.py [--experiment burgers] [--seeds 0 1 2] [--minutes 4] [--n 2000]
                                     [--out runs/seeds]
