@@ -76,6 +76,15 @@ def test_few_cells_have_all_cores(tmp_path, monkeypatch, n, asked, threads):
     assert [job.threads for job in executors[0].jobs] == [threads] * n
 
 
+@pytest.fixture
+def heard():
+    """Children hear Ctrl-C, also where these tests run in the background and ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_waits_until_jobs_have_saved(tiny_preset, tmp_path):
     """The signal goes, as from a terminal, to all processes at once."""
     (tmp_path / "tiny.yaml").write_text(to_yaml(tiny_preset))
