@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from namm.maps import ICNN
 from namm.numerics import backends
+from namm.training.trial import clock
 
 BASELINE = "autograd"
 
@@ -163,13 +163,6 @@ def rate(call: Callable[[], object], images: int, device: torch.device) -> float
     seconds(2)
     calls = math.ceil(0.2 / seconds(1))
     return images / statistics.median(seconds(calls) for _ in range(5))
-
-
-def clock(device: torch.device) -> float:
-    """Seconds, once the device is idle."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def study(g: ICNN, shape: tuple[int, int, int], batch: int, train_batch: int, *, compile: bool) -> list[Found]:

@@ -44,10 +44,10 @@ from namm.evaluation import distance_summary
 from namm.experiments import build
 from namm.experiments.settings import Settings
 from namm.generative import Diffusion, EulerMaruyama, Mirrored
+from namm.precision import Precision
 from namm.training.maps import project_weights
 from namm.training.models import ModelObjective
 from namm.training.objectives import MapObjective
-from namm.training.settings import Precision
 
 # What is measured
 

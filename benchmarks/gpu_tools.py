@@ -5,7 +5,6 @@ import math
 import os
 import re
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -22,10 +21,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from namm.experiments.presets import preset
 from namm.experiments.settings import ForwardSettings, NetworkSettings, Settings
 from namm.numerics import arithmetic, generator, lay_out
+from namm.precision import Precision
 from namm.training.dry import rehearse
 from namm.training.objectives import Objective
-from namm.training.settings import Precision, TrainSettings
+from namm.training.settings import TrainSettings
 from namm.training.trainer import train
+from namm.training.trial import clock
 
 Module = TypeVar("Module", bound=nn.Module)
 MATRIX = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|nvjet|sdpa|flash|wgrad|dgrad|fprop|triton_tem|triton_mm")
@@ -97,9 +98,7 @@ class Bench:
 
     def clock(self) -> float:
         """Seconds, once all that was asked of the device is done."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+        return clock(self.device)
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Seconds of a call that is warm: the median of five groups of calls, or one call that takes long enough."""

@@ -28,6 +28,7 @@ from namm.experiments.settings import Settings
 from namm.generative import Mirrored
 from namm.inverse import DDIMSteps, DPSGuidance, GaussianNoise, sample_posterior
 from namm.numerics import arithmetic
+from namm.precision import Precision
 
 LIMIT = 40.0  # GiB
 
@@ -54,7 +55,7 @@ def experiment(quick: bool) -> Settings:
     return replace(s, data=data, map=maps, mdm=replace(s.mdm, network=network))
 
 
-def measure(s: Settings, n: int, batch_size: int, steps: int, precision: str, device: torch.device) -> Found:
+def measure(s: Settings, n: int, batch_size: int, steps: int, precision: Precision, device: torch.device) -> Found:
     """Draw n samples by a few steps."""
     shape = build.dataset(s.data).shape
     model = build.diffusion(s.mdm.network, s.mdm.diffusion, shape, seed=0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from namm.errors import UsageError
 from namm.numerics import arithmetic, autocast, backends, lay_out, seed_torch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -62,3 +63,8 @@ def test_seeding_is_torchs_own():
         expected = torch.rand(3)
         seed_torch(5, CPU)
         assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_misspelt_precision_is_refused():
+    with pytest.raises(UsageError, match=r"one of auto, fp32, tf32, bf16, not 'bf61'"), arithmetic("bf61", CPU):
+        pass

@@ -11,10 +11,14 @@ it, else as `tf32`. A CPU knows `bf16` and otherwise computes in float32.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
+
+from namm.errors import UsageError
+from namm.precision import Precision
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -27,15 +31,17 @@ def full_precision(x: Tensor) -> AbstractContextManager[None]:
     return torch.autocast(x.device.type, enabled=False)
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
     """bfloat16 where `precision` asks for it."""
+    if precision not in get_args(Precision):
+        raise UsageError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}.")
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     bf16 = precision == "bf16" or (precision == "auto" and has_bf16)
     return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
 
 
 @contextmanager
-def backends(precision: str, device: torch.device) -> Iterator[None]:
+def backends(precision: Precision, device: torch.device) -> Iterator[None]:
     """TF32 as `precision` asks for it, and the fastest convolutions that cuDNN finds by trying, on a GPU."""
     if device.type != "cuda":
         yield
@@ -58,11 +64,9 @@ def lay_out(module: nn.Module, device: torch.device) -> None:
 
 
 @contextmanager
-def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
+def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
     """Everything that `precision` means on `device`; what is differentiated must be so inside."""
-    with ExitStack() as stack:
-        stack.enter_context(backends(precision, device))
-        stack.enter_context(autocast(precision, device))
+    with backends(precision, device), autocast(precision, device):
         yield
 
 

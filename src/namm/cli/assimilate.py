@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from namm.cli.options import parse
 from namm.cli.status import find_run
 from namm.errors import UsageError
-from namm.training.settings import Precision
+from namm.precision import Precision
 
 if TYPE_CHECKING:
     from namm.experiments.assimilation import Sampling, Score, Setting

@@ -12,7 +12,7 @@ from namm.cli.options import parse
 from namm.cli.status import find_run
 from namm.errors import Interrupted, UsageError
 from namm.experiments.settings import SamplerSettings, SamplingMethod, Settings
-from namm.training.settings import Precision
+from namm.precision import Precision
 
 if TYPE_CHECKING:
     from namm.experiments.trained import Trained

@@ -40,7 +40,7 @@ from namm.inverse import (
 )
 from namm.maps import IdentityMap
 from namm.numerics import arithmetic
-from namm.training.settings import Precision
+from namm.precision import Precision
 
 METHODS, GUIDANCES = ("dps", "cg-dps", "mirror-dps"), ("dps", "likelihood")
 TITLES = {"dps": "DPS", "cg-dps": "CG-DPS", "mirror-dps": "mirror DPS"}

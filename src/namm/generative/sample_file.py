@@ -36,6 +36,7 @@ from namm.errors import DataError, UsageError
 from namm.generative.dry import rehearse_sampling
 from namm.generative.mirrored import Mirrored
 from namm.numerics import arithmetic
+from namm.precision import Precision
 
 PIXELS = 2**20
 """Of all images that are made together, unless somebody chooses."""
@@ -51,7 +52,7 @@ def write_samples(
     constraint: Constraint | None = None,
     first: int = 0,
     batch_size: int | None = None,
-    precision: str = "auto",
+    precision: Precision = "auto",
     compile: bool = False,
     progress: bool = True,
     **options: Any,
@@ -86,31 +87,16 @@ def write_samples(
         shapes["distances"] = (n,)
     rule = "none" if constraint is None else constraint.name
     header = {"samples": n, "first": first, "seed": seed, "rule": rule, **description, "namm_version": __version__}
-
-    if compile:
-        options["compile"] = True
+    options |= {"generator": seed, "batch_size": size} | ({"compile": True} if compile else {})
 
     @cache
     def rehearsed() -> None:
         rehearse_sampling(source, size if compile else min(size, n), constraint, compile=compile)
 
-    @torch.no_grad()
     def make(start: int, stop: int) -> dict[str, np.ndarray]:
-        with arithmetic(precision, source.device):
-            return made(start, stop)
-
-    def made(start: int, stop: int) -> dict[str, np.ndarray]:
-        rehearsed()
-        began = time.perf_counter()
-        count = stop - start
-        asked = {"generator": seed, "first": first + start, "batch_size": size, "progress": False}
-        x, y = source.sample_pairs(count, **asked, **options)
-        _require_finite(x, first + start)
-        arrays = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy()}
-        arrays["seconds"] = np.full(count, (time.perf_counter() - began) / count)
-        if constraint is not None:
-            arrays["distances"] = torch.cat([constraint(part) for part in x.split(size)]).cpu().numpy()
-        return {name: values.astype(np.float32) for name, values in arrays.items()}
+        with torch.no_grad(), arithmetic(precision, source.device):
+            rehearsed()
+            return _arrays(source, first + start, stop - start, constraint, options)
 
     def lead(start: int, stop: int) -> dict[str, np.ndarray]:
         broadcast_object_list([(start, stop)])
@@ -139,6 +125,21 @@ def write_samples(
         while (bounds := broadcast_object_list([None])[0]) is not None:
             make(*bounds)
     return Path(path)
+
+
+def _arrays(
+    source: Mirrored, first: int, count: int, constraint: Constraint | None, options: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Samples `first` to `first` + `count`, as they are written."""
+    began = time.perf_counter()
+    x, y = source.sample_pairs(count, first=first, progress=False, **options)
+    _require_finite(x, first)
+    arrays = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy()}
+    arrays["seconds"] = np.full(count, (time.perf_counter() - began) / count)
+    if constraint is not None:
+        distances = [constraint(part) for part in x.split(options["batch_size"])]
+        arrays["distances"] = torch.cat(distances).cpu().numpy()
+    return {name: values.astype(np.float32) for name, values in arrays.items()}
 
 
 def _require_finite(x: Tensor, first: int) -> None:

@@ -3,11 +3,11 @@
 import math
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from namm.errors import UsageError
+from namm.precision import Precision
 
-Precision = Literal["auto", "fp32", "tf32", "bf16"]
 Schedule = Literal["constant", "cosine"]
 OBSERVING = {"validations", "log_every", "checkpoint_seconds", "keep"}  # settings that do not touch the weights
 
@@ -65,7 +65,7 @@ class TrainSettings:
             raise UsageError(f"ema_decay must lie in [0, 1), not {self.ema_decay}.")
         if self.clip is not None and not self.clip > 0:
             raise UsageError(f"clip must be positive or none, not {self.clip}.")
-        for name, allowed in (("schedule", ("constant", "cosine")), ("precision", ("auto", "fp32", "tf32", "bf16"))):
+        for name, allowed in (("schedule", get_args(Schedule)), ("precision", get_args(Precision))):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
 

@@ -20,9 +20,9 @@ class Tally:
 
     @torch.no_grad()
     def add(self, losses: Losses, *, step: int = 0, weight: int = 1) -> None:
-        """Add the terms of one step, `weight` times; the loss comes first among them."""
+        """Add the terms of one step, `weight` times."""
         terms = torch.stack([value.detach() for value in losses.values()]).double()
-        bad = torch.where(torch.isfinite(terms[0]), torch.inf, float(step))
+        bad = torch.where(torch.isfinite(losses["loss"].detach()), torch.inf, float(step))
         if self._sums is None or self._first_bad is None:
             self._names, self._sums, self._first_bad = tuple(losses), weight * terms, bad
         else:
