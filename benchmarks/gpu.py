@@ -12,8 +12,9 @@ matrix products and the bandwidth of memory that figures are shares of. What bou
     memory        otherwise
 
 FLOPs are those of matrix products, convolutions and attention, two per product of two numbers, zeros at the borders and
-in banded matrices included. `--profile` prints the heaviest kernels. `--prepare N` first runs every row in a process of
-its own, N at a time, so that the measured ones find their code compiled: warm-ups are then those of a warm cache.
+in banded matrices included. `--profile` prints the heaviest kernels, and sums by their kind. `--prepare N` first runs
+every row in a process of its own, N at a time, so that the measured ones find their code compiled: warm-ups are then
+those of a warm cache.
 
 Targets are for `bf16`; the exit code is 1 if one is missed or a row fails. `--quick` takes tiny networks and images to
 see that all of it runs; its figures mean nothing.
@@ -39,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from gpu_tools import Bench, Figures, Row, bandwidth, bound, calls, flops, number, peak_tflops, training
+from gpu_tools import Bench, Figures, Row, bandwidth, bound, by_kind, calls, flops, number, peak_tflops, training
 from namm.evaluation import distance_summary
 from namm.experiments import build
 from namm.experiments.settings import Settings
@@ -64,16 +65,15 @@ def map_step(bench: Bench, experiment: str, name: str, steps: int) -> Figures:
     return training(bench, objective, shape, s.map.train, steps, project_weights(mirror))
 
 
-def score_step(bench: Bench, unshuffle: int, steps: int) -> Figures:
-    """A training of the paper's score network."""
-    s = bench.settings("burgers", "paper")
-    model = score_model(s, unshuffle)
+def score_step(bench: Bench, name: str, steps: int) -> Figures:
+    """A training of the score network as the preset `name` has it."""
+    s = bench.settings("burgers", name)
+    model = score_model(s)
     return training(bench, ModelObjective(model), model.sample_shape, s.mdm.train, steps)
 
 
-def score_model(s: Settings, unshuffle: int) -> Diffusion:
-    network = replace(s.mdm.network, unshuffle=unshuffle)
-    return build.diffusion(network, s.mdm.diffusion, build.dataset(s.data).shape, seed=0)
+def score_model(s: Settings) -> Diffusion:
+    return build.diffusion(s.mdm.network, s.mdm.diffusion, build.dataset(s.data).shape, seed=0)
 
 
 @torch.no_grad()
@@ -83,7 +83,7 @@ def network_flops(model: Diffusion) -> float:
 
 def sampling(bench: Bench, steps: int) -> Figures:
     """Steps of Euler–Maruyama with the paper's score network."""
-    model = score_model(bench.settings("burgers", "paper"), unshuffle=1)
+    model = score_model(bench.settings("burgers", "paper"))
     per_image = network_flops(model)
     bench.place(model)
     few, steps = (2, 4) if bench.quick else (10, steps)
@@ -99,7 +99,7 @@ def sampling(bench: Bench, steps: int) -> Figures:
 def whole_samples(bench: Bench, n: int) -> Figures:
     """Samples of the preset `gpu` end to end: the score network by its sampler, then f, then ℓ."""
     s = bench.settings("burgers", "gpu")
-    model, mirror = score_model(s, s.mdm.network.unshuffle), build.mirror(s.map, 1)
+    model, mirror = score_model(s), build.mirror(s.map, 1)
     rule, source = build.constraint(s.data.rule), Mirrored(model, mirror)
     steps, n = (2, 2 * bench.batch) if bench.quick else (s.evaluate.sampler.steps, n)
     with torch.no_grad():
@@ -161,14 +161,15 @@ def works() -> list[Work]:
     burgers = partial(map_step, experiment="burgers", name="paper")
     ours = partial(map_step, experiment="burgers", name="gpu", steps=150)
     divergence = partial(map_step, experiment="divergence", name="paper", steps=100)
+    score = partial(score_step, name="paper")
     return [
         Work("map", "map step, Burgers'", 128, partial(burgers, steps=150), 1141, 4600),
-        Work("map", "map step, Burgers'", 16, partial(burgers, steps=500), 828, 2500),
+        Work("map-16", "map step, Burgers'", 16, partial(burgers, steps=500), 828, 2500),
         Work("map-gpu", "map step, Burgers', preset gpu", 128, ours),
         Work("map-divergence", "map step, divergence-free", 16, divergence, 49.4, 400),
-        Work("score", "score step", 64, partial(score_step, unshuffle=1, steps=150), 988, 2500),
-        Work("score", "score step", 256, partial(score_step, unshuffle=1, steps=50), None, 3000),
-        Work("score-unshuffle", "score step, unshuffle 2", 256, partial(score_step, unshuffle=2, steps=100)),
+        Work("score", "score step", 256, partial(score, steps=50), None, 3000),
+        Work("score-64", "score step", 64, partial(score, steps=150), 988, 2500),
+        Work("score-gpu", "score step, preset gpu", 128, partial(score_step, name="gpu", steps=150)),
         Work(
             *("sampling", "sampling, image-steps", 256, partial(sampling, steps=200), 4452, 11_000),
             stretch=15_000,
@@ -180,7 +181,7 @@ def works() -> list[Work]:
             "distance", "Burgers' ℓ and gradient", 128, distance, 713_000, note="of forward Euler, not Crank–Nicolson"
         ),
         Work(
-            *("samples", "10 000 samples, seconds", 1000, partial(whole_samples, n=10_000), 2247, 30),
+            *("samples", "10 000 samples, seconds", 256, partial(whole_samples, n=10_000), 2247, 30),
             n=10_000,
             note="of 1000 steps of Euler–Maruyama",
         ),
@@ -215,6 +216,7 @@ def measure(work: Work, precision: Precision, judged: bool, bench: Bench, peak: 
         warmup_seconds=found.warmup_seconds,
         bound=bound(found.kernels, 1 / rate) if cuda else "–",
         kernels=tuple((name[:90], 1e3 * t * bench.batch, t / total) for name, t in heaviest),
+        kinds={kind: 1e3 * t * bench.batch for kind, t in by_kind(found.kernels).items()},
     )
 
 
@@ -230,7 +232,7 @@ def prepare(names: Sequence[str], precisions: Sequence[str], processes: int) -> 
         print(f"prepared {name}, {precision}{why}", flush=True)
 
     with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(run, product(dict.fromkeys(names), precisions)))
+        list(pool.map(run, product(names, precisions)))
 
 
 def show(rows: Sequence[Row], facts: dict[str, Any], profiles: bool) -> None:
@@ -251,6 +253,7 @@ def show(rows: Sequence[Row], facts: dict[str, Any], profiles: bool) -> None:
     print(f"measured: {facts['peak_tflops']:.4g} TFLOP/s of bf16 products, {facts['bandwidth']:.4g} GB/s of memory")
     for r in rows if profiles else ():
         print(f"\n{r.work}, batch {r.batch}, {r.precision}: ms per batch, share of the time in kernels")
+        print(", ".join(f"{kind} {milliseconds:.3g}" for kind, milliseconds in r.kinds.items()))
         for name, milliseconds, share in r.kernels:
             print(f"{milliseconds:10.3f} {share:6.1%}  {name}")
 
@@ -260,7 +263,7 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
     chosen = works() if chosen is None else chosen
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny networks, not compiled: only to see that it runs")
-    parser.add_argument("--only", nargs="+", choices=list(dict.fromkeys(work.name for work in chosen)), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=[work.name for work in chosen], metavar="NAME")
     parser.add_argument("--precision", nargs="+", choices=("bf16", "tf32"), default=["bf16", "tf32"], help="on a GPU")
     parser.add_argument("--prepare", type=int, default=0, metavar="N", help="compile first, in N processes at a time")
     parser.add_argument("--json", type=Path, help="written anew after every row")

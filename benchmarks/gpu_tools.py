@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +31,14 @@ from namm.training.trial import clock
 Module = TypeVar("Module", bound=nn.Module)
 MATRIX = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|nvjet|sdpa|flash|wgrad|dgrad|fprop|triton_tem|triton_mm")
 FUSED = re.compile(r"triton_(poi|red|per|for)_")  # inductor's own, named after what they are fused from
+KINDS = {
+    "pointwise": re.compile(r"triton_(poi|for)_"),
+    "reductions": re.compile(r"triton_(red|per)_|reduce_kernel"),
+    "random": re.compile(r"dropout|distribution|philox", re.IGNORECASE),
+    "optimiser": re.compile(r"multi_tensor_apply"),
+    "copies": re.compile(r"memcpy|memset|copy", re.IGNORECASE),
+}
+"""Of kernels that are not matrix products, by what their names match first."""
 BUSY = 0.7
 
 
@@ -170,6 +178,15 @@ def is_matrix(kernel: str) -> bool:
     return bool(MATRIX.search(kernel.lower())) and not FUSED.match(kernel)
 
 
+def by_kind(kernels: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of all kernels of a kind, largest first."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for name, seconds in kernels.items():
+        matching = (kind for kind, pattern in KINDS.items() if pattern.search(name))
+        found["matrix" if is_matrix(name) else next(matching, "others")] += seconds
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 def flops(call: Callable[[Tensor], object], shape: tuple[int, int, int]) -> float:
     """FLOPs per image of a call with two images; on a CPU, where no layer is rewritten into what a GPU does faster."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -275,6 +292,8 @@ class Row:
     bound: str = "–"
     kernels: tuple[tuple[str, float, float], ...] = ()
     """The ten heaviest: name, milliseconds per batch, share of the time of all."""
+    kinds: Mapping[str, float] = field(default_factory=dict)
+    """Milliseconds per batch by kind of kernel."""
     error: str | None = None
 
     @property

@@ -130,7 +130,7 @@ def test_every_row_is_prepared_once(gpu, monkeypatch, capsys):
         return SimpleNamespace(returncode=2 if "g" in command else 1, stdout="a table", stderr="no memory")
 
     monkeypatch.setitem(gpu.prepare.__globals__, "subprocess", SimpleNamespace(run=run))
-    gpu.prepare(["map", "map", "g"], ["bf16", "tf32"], 2)
+    gpu.prepare(["map", "g"], ["bf16", "tf32"], 2)
     assert sorted(asked) == [
         ("--only", name, "--precision", precision) for name in ("g", "map") for precision in ("bf16", "tf32")
     ]
@@ -163,6 +163,28 @@ FUSED = "triton_poi_fused__to_copy_convolution_relu_3"  # adds a bias, is no con
 )
 def test_what_bounds_it(tools, kernels, wall, word):
     assert tools.bound(kernels, wall) == word
+
+
+def test_kernels_are_summed_by_kind(tools):
+    found = tools.by_kind(
+        {
+            CONV: 1.0,
+            FUSED: 2.0,
+            "triton_per_fused_mean_1": 3.0,
+            "void fused_dropout_kernel_vec<BFloat16>": 4.0,
+            "multi_tensor_apply_kernel<FusedAdam>": 5.0,
+            "Memcpy DtoD": 6.0,
+            "ampere_sgemm_128x64": 0.5,
+            "void softmax": 7.0,
+        }
+    )
+    names = ("others", "copies", "optimiser", "random", "reductions", "pointwise", "matrix")
+    assert list(found.items()) == list(zip(names, (7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.5), strict=True))
+
+
+def test_every_row_has_a_name_of_its_own(gpu):
+    names = [work.name for work in gpu.works()]
+    assert len(set(names)) == len(names)
 
 
 def test_flops_are_two_per_product(tools):
