@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from namm.experiments.presets import preset
 from namm.experiments.settings import ForwardSettings, NetworkSettings, Settings
-from namm.numerics import arithmetic, generator, lay_out
+from namm.gpu import lay_out
+from namm.numerics import arithmetic, generator
 from namm.precision import Precision
 from namm.training.dry import rehearse
 from namm.training.objectives import Objective

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from namm.errors import UsageError
-from namm.numerics import arithmetic, autocast, backends, lay_out, seed_torch
+from namm.numerics import arithmetic, autocast, backends, seed_torch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -42,19 +42,6 @@ def test_precision_on_a_cpu(precision, dtype):
         assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
     with autocast(precision, CPU):
         assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
-
-
-def test_weights_of_convolutions_are_laid_out_for_a_gpu():
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv3d(2, 2, 2), nn.Linear(4, 4), nn.Conv2d(1, 4, 3))
-    before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
-    lay_out(module, CPU)
-    assert module[0].weight.is_contiguous()
-    lay_out(module, CUDA)
-    assert module[0].weight.stride() == (27, 1, 9, 3)
-    assert module[3].weight.stride() == (9, 1, 3, 1)  # of one input channel: the output follows these
-    x = torch.zeros(2, 1, 5, 5)
-    assert module[3](x).is_contiguous(memory_format=torch.channels_last)
-    assert all(torch.equal(weight, before[name]) for name, weight in module.named_parameters())
 
 
 def test_seeding_is_torchs_own():

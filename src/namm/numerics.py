@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from namm.errors import UsageError
 from namm.precision import Precision
@@ -53,14 +53,6 @@ def backends(precision: Precision, device: torch.device) -> Iterator[None]:
             yield
         finally:
             torch.backends.cuda.matmul.allow_tf32 = products
-
-
-def lay_out(module: nn.Module, device: torch.device) -> None:
-    """On a GPU, keep the weights of convolutions channels-last: images follow them, as its matrix units like it."""
-    if device.type == "cuda":
-        for weight in module.parameters():
-            if weight.ndim == 4:
-                weight.data = weight.data.clone(memory_format=torch.channels_last)  # one input channel needs it too
 
 
 @contextmanager

@@ -178,7 +178,7 @@ def test_until_stops_early_and_the_next_call_goes_on(call, capsys):
     assert (run / "report" / "report.html").exists()
     assert report["seeds"]["3"]["rows"]["finetuned"]["n"] == 40
     assert "over_seeds" not in report
-    assert ["evaluate.n", "2000", "40"] in report["seeds"]["3"]["changed"]
+    assert ["evaluate.n", "10000", "40"] in report["seeds"]["3"]["changed"]
 
 
 def test_kid_where_there_are_weights_and_without_them(written, call, capsys, monkeypatch):

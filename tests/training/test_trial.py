@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from namm.training import trial
-from namm.training.compiled import compile_options
 from namm.training.trial import TIMED, WARM_UP, seconds_per_step
 
 
@@ -63,17 +62,3 @@ def test_a_gpu_is_not_waited_for_after_each_step(measure, monkeypatch):
 def test_the_clock_of_a_cpu_runs():
     first = trial.clock(torch.device("cpu"))
     assert trial.clock(torch.device("cpu")) >= first > 0
-
-
-def test_only_small_batches_of_a_gpu_that_trains_alone_are_replayed():
-    small, large, cuda, cpu = 64 * 64**2, 128 * 64**2, torch.device("cuda"), torch.device("cpu")
-    assert compile_options(cuda, 1, small)["triton.cudagraphs"]
-    assert not compile_options(cuda, 1, large)["triton.cudagraphs"]
-    assert not compile_options(cuda, 2, small)["triton.cudagraphs"]
-    assert not compile_options(cpu, 1, small)["triton.cudagraphs"]
-
-
-def test_options_are_inductors():
-    """A misspelt option is refused by torch, and only when something is compiled."""
-    found = torch.compile(lambda x: x + 1, options=compile_options(torch.device("cuda"), 1, 1))
-    assert callable(found)

@@ -1,23 +1,36 @@
 """A network compiled for sampling, where every batch is worth the same code."""
 
+import math
+
 import torch
 from torch import Tensor, nn
+
+from namm.gpu import compile_options
 
 
 class FixedBatch:
     """`network(y_t, t)`, compiled for batches of `size`; a smaller one is filled up with copies of its own rows.
 
     Another size would be compiled anew, which takes as long as many thousand samples.
+
+    Args:
+        network: To be compiled; on `device`.
+        size: B.
+        shape: (C, H, W) of the images.
+        device: Where they are.
     """
 
-    def __init__(self, network: nn.Module, size: int) -> None:
+    def __init__(self, network: nn.Module, size: int, shape: tuple[int, int, int], device: torch.device) -> None:
         self.size = size
-        self.call = torch.compile(network, fullgraph=True, dynamic=False)
+        options = compile_options(network, device, size * math.prod(shape))
+        self.graphs = options["triton.cudagraphs"]
+        self.call = torch.compile(network, fullgraph=True, dynamic=False, options=options)
 
     def __call__(self, y_t: Tensor, t: Tensor) -> Tensor:
         """(B, C, H, W) and (B,) -> (B, C, H, W), B at most `size`."""
         n = len(y_t)
-        if n == self.size:
-            return self.call(y_t, t)
-        rows = torch.arange(self.size, device=y_t.device) % n
-        return self.call(y_t[rows], t[rows])[:n]
+        if n < self.size:
+            rows = torch.arange(self.size, device=y_t.device) % n
+            y_t, t = y_t[rows], t[rows]
+        output: Tensor = self.call(y_t, t)
+        return (output.clone() if self.graphs else output)[:n]  # the next replay writes to the same memory

@@ -23,7 +23,8 @@ from namm.generative.progress import bar_over
 from namm.generative.samplers import EulerMaruyama, Sampler
 from namm.generative.standardised import Standardised, check_shape
 from namm.generative.vpsde import VPSDE, Epsilon, Prediction, score_from_epsilon
-from namm.numerics import at_least_float32, lay_out
+from namm.gpu import lay_out
+from namm.numerics import at_least_float32
 
 EPSILON, PAPER_SDE, PAPER_SAMPLER = Epsilon(), VPSDE(), EulerMaruyama(1000)
 
@@ -105,8 +106,9 @@ class Diffusion(Standardised, nn.Module):
     def compiled(self, batch_size: int) -> Iterator[None]:
         """The network is compiled for batches of that size inside this context; the code is kept for the next time."""
         if self._compiled is None or self._compiled.size != batch_size:
-            lay_out(self.network, self.mean.device)
-            self._compiled = FixedBatch(self.network, batch_size)
+            device = self.mean.device
+            lay_out(self.network, device)
+            self._compiled = FixedBatch(self.network, batch_size, self.sample_shape, device)
         self._quick = self._compiled
         try:
             yield

@@ -21,9 +21,9 @@ from torch import Tensor
 from namm.datasets.batches import Images, Order, batches, check_images, describe
 from namm.errors import DataError, Interrupted, TrainingError, UsageError
 from namm.files import owned, remove_partials, write_json
-from namm.numerics import autocast, backends, fold, generator, lay_out, seed_torch
+from namm.gpu import compile_options, lay_out
+from namm.numerics import autocast, backends, fold, generator, seed_torch
 from namm.training.checkpoint import CheckpointFolder, write
-from namm.training.compiled import compile_options
 from namm.training.dry import rehearse, step_memory
 from namm.training.folder import claim
 from namm.training.log import Log, installed_trackers
@@ -187,7 +187,8 @@ class Trainer:
         if s.compile:
             torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
             pixels = s.batch_size * math.prod(self.shape)
-            self.objective.compile(fullgraph=True, options=compile_options(self.device, self.world, pixels))
+            how = compile_options(self.objective, self.device, pixels, self.world)
+            self.objective.compile(fullgraph=True, options=how)
         self.model, self.optimiser = self.accelerator.prepare(self.objective, optimiser)
         self.autocast = autocast(s.precision, self.device)
 
