@@ -1,15 +1,12 @@
-"""What a GPU likes: the same numbers in another order of memory, of sums, of launches."""
+"""What a GPU likes: the same numbers in another order of memory and of launches."""
 
-import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from namm.experiments import build
 from namm.experiments.presets import preset
 from namm.generative.compiled import FixedBatch
-from namm.gpu import BAND, affine, compile_options, lay_out, moments
+from namm.gpu import compile_options, lay_out
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -25,44 +22,6 @@ def test_weights_of_convolutions_are_laid_out_for_a_gpu():
     x = torch.zeros(2, 1, 5, 5)
     assert module[3](x).is_contiguous(memory_format=torch.channels_last)
     assert all(torch.equal(weight, before[name]) for name, weight in module.named_parameters())
-
-
-@given(
-    batch=st.integers(1, 3),
-    channels=st.integers(2, 4),
-    height=st.sampled_from([1, 3, 8, 64]),
-    width=st.sampled_from([4, 20, 128, BAND + 1]),
-    last=st.booleans(),
-)
-def test_moments_of_bands_join_to_those_of_a_channel(batch, channels, height, width, last):
-    memory = torch.channels_last if last else torch.contiguous_format
-    x = (3 + torch.randn(batch, channels, height, width, dtype=torch.float64)).contiguous(memory_format=memory)
-    variance, mean = moments(x)
-    assert variance.shape == mean.shape
-    assert mean.shape[2] == 1 or (x.stride(1) == 1 and height * width // mean.shape[2] <= max(BAND, width))
-    whole = mean.mean(2)
-    spread = (variance + (mean - whole[..., None]).square()).mean(2)
-    assert torch.allclose(whole, x.mean((2, 3)), rtol=1e-12)
-    assert torch.allclose(spread, x.var((2, 3), correction=0), rtol=1e-10, atol=1e-14)
-
-
-def test_long_sums_are_cut_and_short_ones_are_not():
-    shapes = {(64, 64): 16, (32, 32): 4, (16, 16): 1, (128, 256): 128, (30, 64): 1}
-    for (height, width), bands in shapes.items():
-        x = torch.ones(2, 3, height, width).contiguous(memory_format=torch.channels_last)
-        assert moments(x)[0].shape == (2, 3, bands)
-
-
-@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
-def test_affine_and_its_gradients(memory):
-    x = torch.randn(2, 3, 64, 32, dtype=torch.float64).contiguous(memory_format=memory).requires_grad_()
-    scale, shift = (torch.randn(2, 3, dtype=torch.float64).requires_grad_() for _ in range(2))
-    found, expected = affine(x, scale, shift), x * scale[..., None, None] + shift[..., None, None]
-    assert torch.allclose(found, expected, rtol=1e-14)
-    assert found.is_contiguous(memory_format=memory)
-    weight, leaves = torch.randn_like(found), (x, scale, shift)
-    pairs = zip(*(torch.autograd.grad(each, leaves, weight) for each in (found, expected)), strict=True)
-    assert all(torch.allclose(a, b, rtol=1e-11) for a, b in pairs)
 
 
 def test_launches_are_recorded_where_they_are_what_a_gpu_waits_for():

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from namm.gpu import affine, moments
 from namm.numerics import at_least_float32, full_precision
 
 SQRT_HALF = 0.5**0.5
@@ -134,8 +133,8 @@ class PreciseConv2d(nn.Conv2d):
 class GroupNorm(nn.GroupNorm):
     """torch's own, which would turn channels-last memory into another layout and back; here it stays as it is.
 
-    There statistics are taken over pixels of each channel first, which reads memory in its order, and those of a group
-    are joined after: the variance of all is the mean of theirs plus the variance of their means.
+    There statistics are taken over the pixels of each channel first, which reads memory in its order, and channels of a
+    group are joined after: the variance of all is the mean of theirs plus the variance of their means.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,12 +142,12 @@ class GroupNorm(nn.GroupNorm):
         if x.stride(1) != 1 or x.shape[1] == 1:
             return super().forward(x)
         wide = at_least_float32(x)
-        variance, mean = (each.unflatten(1, (self.num_groups, -1)) for each in moments(wide))
-        middle = mean.mean((2, 3), keepdim=True)
-        spread = (variance + (mean - middle).square()).mean((2, 3))
-        weight, bias = (each.view(self.num_groups, -1) for each in (self.weight, self.bias))
-        scale = weight * torch.rsqrt(spread + self.eps)[..., None]
-        return affine(wide, scale.flatten(1), (bias - scale * middle[..., 0]).flatten(1)).to(x.dtype)
+        variance, mean = (s.unflatten(1, (self.num_groups, -1)) for s in torch.var_mean(wide, (2, 3), correction=0))
+        middle = mean.mean(2, keepdim=True)
+        spread = (variance + (mean - middle).square()).mean(2, keepdim=True)
+        scale = (self.weight.view_as(mean[0]) * torch.rsqrt(spread + self.eps)).flatten(1)
+        shift = self.bias - scale * middle.expand_as(mean).flatten(1)
+        return (wide * scale[:, :, None, None] + shift[:, :, None, None]).to(x.dtype)
 
 
 def group_norm(channels: int) -> GroupNorm:

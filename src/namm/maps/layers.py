@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from namm.gpu import affine, moments
 from namm.numerics import at_least_float32
 
 Boundary = Literal["zeros", "circular"]
@@ -108,11 +107,9 @@ class InstanceNorm2d(nn.InstanceNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> the same shape and precision, computed in float32 or better."""
         wide = at_least_float32(x)
-        variance, mean = moments(wide)
-        middle = mean.mean(2)
-        spread = (variance + (mean - middle[..., None]).square()).mean(2)
-        scale = self.weight * torch.rsqrt(spread + self.eps)
-        return affine(wide, scale, self.bias - scale * middle).to(x.dtype)
+        variance, mean = torch.var_mean(wide, (2, 3), correction=0, keepdim=True)
+        scale = self.weight[:, None, None] * torch.rsqrt(variance + self.eps)
+        return ((wide - mean) * scale + self.bias[:, None, None]).to(x.dtype)
 
 
 class DoublingConv2d(nn.ConvTranspose2d):
