@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from namm.errors import Interrupted, RunFolderError, TrainingError, UsageError
 from namm.files import owned
@@ -238,11 +239,16 @@ def test_gradient_clipping():
     objective = Steep()
     objective.mean.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.norm().item()))
     clipped = []
-    _, _ = fit(
-        objective,
-        settings=settings(clip=0.5, budget="3 steps"),
-        after_step=lambda: clipped.append(objective.mean.grad.norm().item()),
-    )
+
+    def before_step(optimiser, *_):
+        (weights,) = optimiser.param_groups[0]["params"]
+        clipped.append(weights.grad.norm().item())
+
+    hook = register_optimizer_step_pre_hook(before_step)
+    try:
+        fit(objective, settings=settings(clip=0.5, budget="3 steps"))
+    finally:
+        hook.remove()
     assert min(seen) > 0.5
     assert clipped == pytest.approx([0.5] * 3, rel=1e-4)
 

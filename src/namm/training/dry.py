@@ -75,7 +75,7 @@ def _step(
         name: p.detach().clone().requires_grad_() for name, p in objective.named_parameters() if p.requires_grad
     }
     buffers = {name: buffer.detach().clone() for name, buffer in objective.named_buffers()}
-    copies = 2 if world == 1 else 3  # two moments, and what the processes exchange
+    copies = 3 if world == 1 else 4  # two moments, all gradients together, and what the processes exchange
     reserved = [torch.empty_like(p) for p in trainable.values() for _ in range(copies)]
     dtype = next(iter(trainable.values())).dtype if trainable else torch.float32
     some = (to_tensor(images[: min(size, images.shape[0])]) for images in data)

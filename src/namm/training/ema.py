@@ -14,15 +14,16 @@ class Ema:
         self.decay = decay
         self.live = dict(tensors)
         self.average = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        self._floating = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
-        self._others = [name for name in tensors if name not in self._floating]
+        floating = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+        self._averages = [self.average[name] for name in floating]
+        self._weights = [tensors[name].detach() for name in floating]
+        self._others = [name for name in tensors if name not in floating]
 
     @torch.no_grad()
     def update(self, n: int) -> None:
         """Take in the live tensors after update number `n` = 0, 1, 2, …"""
         decay = min(self.decay, (1 + n) / (10 + n))
-        average = [self.average[name] for name in self._floating]
-        torch._foreach_lerp_(average, [self.live[name].detach() for name in self._floating], 1 - decay)
+        torch._foreach_lerp_(self._averages, self._weights, 1 - decay)
         for name in self._others:
             self.average[name].copy_(self.live[name])
 

@@ -68,6 +68,10 @@ class TrainingState:
             index, moment = name.split("/", 1)
             state.setdefault(int(index), {})[moment] = tensor
         groups = self.optimiser.state_dict()["param_groups"]
+        vectors = [vector for group in self.optimiser.param_groups for vector in group["params"]]
+        found = [state[index]["exp_avg"].shape for index in sorted(state)]
+        if found and found != [vector.shape for vector in vectors]:
+            raise CheckpointError("the checkpoint's moments are those of other weights, or of another version of namm.")
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
 
     def _facts(self) -> dict[str, Any]:

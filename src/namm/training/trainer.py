@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
 from namm.datasets.batches import Images, Order, batches, check_images, describe
 from namm.errors import DataError, Interrupted, TrainingError, UsageError
@@ -25,6 +24,7 @@ from namm.gpu import compile_options, lay_out
 from namm.numerics import autocast, backends, fold, generator, seed_torch
 from namm.training.checkpoint import CheckpointFolder, write
 from namm.training.dry import rehearse, step_memory
+from namm.training.flat import FlatWeights
 from namm.training.folder import claim
 from namm.training.log import Log, installed_trackers
 from namm.training.objectives import Losses, Objective
@@ -140,6 +140,7 @@ class Trainer:
         """Resume or start, train to the end, leave the averaged weights in the objective."""
         state, s = self.state, self.settings
         with ExitStack() as stack:
+            stack.callback(self.flat.release)
             stack.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
             stack.enter_context(backends(s.precision, self.device))
             if not self._resume():
@@ -176,20 +177,21 @@ class Trainer:
     def _prepare(self, after_step: Callable[[], None] | None) -> None:
         s = self.settings
         self.objective.to(self.device).train()
-        self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
-        if not self.parameters:
+        weights = [p for p in self.objective.parameters() if p.requires_grad]
+        if not weights:
             raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
-        self.dtype = self.parameters[0].dtype
-        optimiser = torch.optim.Adam(self.parameters, lr=s.learning_rate, betas=s.betas, fused=True)
-        if after_step is not None:
-            optimiser.register_step_post_hook(lambda *_: after_step())
+        self.dtype = weights[0].dtype
         lay_out(self.objective, self.device)
+        self.flat = FlatWeights(weights)
+        self.optimiser = torch.optim.Adam(self.flat.vectors, lr=s.learning_rate, betas=s.betas, fused=True)
+        if after_step is not None:
+            self.optimiser.register_step_post_hook(lambda *_: after_step())
         if s.compile:
             torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
             pixels = s.batch_size * math.prod(self.shape)
             how = compile_options(self.objective, self.device, pixels, self.world)
             self.objective.compile(fullgraph=True, options=how)
-        self.model, self.optimiser = self.accelerator.prepare(self.objective, optimiser)
+        self.model = self.accelerator.prepare(self.objective)
         self.autocast = autocast(s.precision, self.device)
 
     def _resume(self) -> bool:
@@ -273,10 +275,10 @@ class Trainer:
         with self.autocast:
             losses: Losses = self.model(*batch, *(draw[mine] for draw in draws))
         self.accelerator.backward(losses["loss"])
+        self.flat.gather()
         if s.clip is not None:
-            self.accelerator.clip_grad_norm_(self.parameters, s.clip)
+            torch.nn.utils.clip_grad_norm_(self.flat.vectors, s.clip)
         self.optimiser.step()
-        self.optimiser.zero_grad()
         return losses
 
     def _validate(self) -> dict[str, float]:
@@ -306,8 +308,7 @@ class Trainer:
     def _require_finite(self, tally: Tally) -> None:
         """Stop, keeping the last good checkpoint, if a loss or a weight is not a finite number."""
         bad = tally.first_bad()
-        weights = torch.stack(torch._foreach_norm(list[Tensor](self.parameters))).sum()
-        if bad is None and bool(torch.isfinite(weights)):
+        if bad is None and all(bool(vector.isfinite().all()) for vector in self.flat.vectors):
             return
         bad = self.state.step - 1 if bad is None else bad
         kept = self.checkpoints.paths()[-1:] if self.checkpoints else []

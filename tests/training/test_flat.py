@@ -1,0 +1,117 @@
+"""Weights in one vector learn what they would learn one by one."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from namm.errors import CheckpointError
+from namm.training.checkpoint import Checkpoint
+from namm.training.flat import ALIGNMENT, FlatWeights
+from namm.training.state import TrainingState
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5, 1)).double()
+    made[2].weight.data = made[2].weight.data.contiguous(memory_format=torch.channels_last)
+    return made
+
+
+def weights_of(module):
+    return list(module.parameters())
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=6))
+def test_weights_stay_as_they_are_and_begin_at_wide_pieces_of_memory(shapes):
+    weights = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    before = [weight.detach().clone() for weight in weights]
+    flat = FlatWeights(weights)
+    (vector,) = flat.vectors
+    for weight, old in zip(weights, before, strict=True):
+        assert torch.equal(weight, old)
+        assert weight.stride() == old.stride()
+        assert (weight.data_ptr() - vector.data_ptr()) % ALIGNMENT == 0
+    kept = sum(float(weight.double().square().sum()) for weight in weights)
+    assert float(vector.double().square().sum()) == pytest.approx(kept)  # nothing overlaps, and zeros lie between
+
+
+def test_they_learn_what_they_would_one_by_one():
+    ours, theirs = network(), network()
+    flat = FlatWeights(weights_of(ours))
+    one = torch.optim.Adam(flat.vectors, lr=0.01, fused=True)
+    many = torch.optim.Adam(theirs.parameters(), lr=0.01)
+    for step in range(30):
+        x = torch.randn(4, 2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        for module in (ours, theirs):
+            (module(x) - 3).square().mean().backward()
+        flat.gather()
+        torch.nn.utils.clip_grad_norm_(flat.vectors, 0.5)
+        one.step()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        many.step()
+        many.zero_grad()
+    for a, b, start in zip(weights_of(ours), weights_of(theirs), weights_of(network()), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+        assert not torch.allclose(a, start, rtol=1e-2)
+
+
+def test_a_weight_without_gradient_stays_where_it_is():
+    used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    flat = FlatWeights([used, unused])
+    optimiser = torch.optim.Adam(flat.vectors, lr=0.1)
+    for _ in range(3):
+        used.sum().backward()
+        flat.gather()
+        assert used.grad is None
+        optimiser.step()
+    assert torch.allclose(used, torch.full((3,), 0.7))
+    assert torch.equal(unused, torch.ones(2))
+    unused.sum().backward()
+    flat.gather()
+    assert flat.vectors[0].grad.count_nonzero() == 2  # what was gathered before is forgotten
+
+
+def test_layouts_are_kept_and_gaps_closed():
+    last = nn.Parameter(torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last))
+    gaps = nn.Parameter(torch.randn(4, 6)[:, ::2])
+    before = [last.detach().clone(), gaps.detach().clone()]
+    FlatWeights([last, gaps])
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert gaps.is_contiguous()
+    assert torch.equal(last, before[0])
+    assert torch.equal(gaps, before[1])
+
+
+def test_every_dtype_has_a_vector():
+    weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.float32)]
+    flat = FlatWeights(weights)
+    assert [vector.dtype for vector in flat.vectors] == [torch.float32, torch.float64]
+    sum((k * weight).sum() for k, weight in enumerate(weights, 1)).backward()
+    flat.gather()
+    assert [float(vector.grad.sum()) for vector in flat.vectors] == [8.0, 4.0]
+
+
+def test_released_weights_own_their_memory():
+    module = network()
+    values = copy.deepcopy(module.state_dict())
+    flat = FlatWeights(weights_of(module))
+    flat.release()
+    for name, weight in module.state_dict().items():
+        assert torch.equal(weight, values[name])
+        assert weight.stride() == values[name].stride()
+        assert weight.untyped_storage().nbytes() == weight.numel() * 8
+
+
+def test_moments_of_other_weights_are_refused():
+    """As those of a checkpoint that kept them weight by weight."""
+    module = network()
+    state = TrainingState(module, torch.optim.Adam(FlatWeights(weights_of(module)).vectors), 0.9)
+    kept = state.checkpoint()
+    moments = {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3), "step": torch.tensor(1.0)}
+    wrong = {f"optimiser/0/{name}": value for name, value in moments.items()}
+    with pytest.raises(CheckpointError, match="moments are those of other weights"):
+        state.restore(Checkpoint({**kept.tensors, **wrong}, kept.facts))
