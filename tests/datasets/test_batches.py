@@ -7,7 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from namm.datasets.batches import Order, ResidentBatches, StreamingBatches, batches, check_images, to_tensor
+from namm.datasets.batches import (
+    Order,
+    ResidentBatches,
+    StreamingBatches,
+    batches,
+    check_images,
+    map_images,
+    to_tensor,
+)
 from namm.errors import DataError
 
 CPU = torch.device("cpu")
@@ -85,3 +93,14 @@ def test_what_is_no_set_of_images_is_refused():
         check_images(torch.zeros(3, 4, 4))
     with pytest.raises(DataError, match="empty"):
         check_images(torch.zeros(0, 1, 4, 4))
+
+
+def test_images_are_mapped_in_the_precision_asked_for():
+    layer, x = torch.nn.Conv2d(1, 1, 3, padding=1), torch.rand(70, 1, 8, 8)
+    with torch.no_grad():
+        exact = layer(x).numpy()
+    plain, rounded = (map_images(layer, x, CPU, "f", precision=precision) for precision in ("fp32", "bf16"))
+    np.testing.assert_allclose(plain, exact, rtol=1e-5, atol=1e-6)
+    assert rounded.dtype == np.float32
+    assert 1e-4 < np.abs(rounded - exact).max() < 3e-2
+    assert np.array_equal(map_images(layer, x, CPU, "f"), plain)  # of a CPU, auto is plain float32

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from namm.errors import DataError
-from namm.numerics import generator
+from namm.numerics import arithmetic, generator
+from namm.precision import Precision
 
 PREFETCH = 3  # batches read ahead when streaming
 CHUNK = 64  # images mapped at a time
@@ -116,22 +117,30 @@ def in_chunks(images: Images, size: int) -> Iterator[Tensor]:
         yield to_tensor(images[start : start + size])
 
 
-def map_images(function: Callable[[Tensor], Tensor], images: Images, device: torch.device, name: str) -> np.ndarray:
-    """`function` of all images, float32 (N, C, H, W), computed on `device` a few images at a time.
+def map_images(
+    function: Callable[[Tensor], Tensor],
+    images: Images,
+    device: torch.device,
+    name: str,
+    *,
+    precision: Precision = "auto",
+) -> np.ndarray:
+    """`function` of all images, float32 (N, C, H, W), computed on `device` a few images at a time, without gradients.
 
     The result is in memory, or in a temporary file that disappears with it if it would fill half of that. `name` is
-    what errors call the function, which must keep the images' shape.
+    what errors call the function, which must keep the images' shape; `precision` is how a GPU computes it.
     """
     mapped, done = _room(tuple(images.shape)), 0
     for x in in_chunks(images, CHUNK):
-        y = function(x.to(device))
+        with torch.no_grad(), arithmetic(precision, device):
+            y = function(x.to(device))
         if y.shape != x.shape:
             raise DataError(
                 f"{name} turns an image of {tuple(x.shape[1:])} into {tuple(y.shape[1:])}: it must keep the shape."
             )
         if not torch.isfinite(y).all():
             raise DataError(f"{name}(x) is not finite for images {done} to {done + len(x) - 1}; x: {describe(x)}.")
-        mapped[done : done + len(x)] = y.detach().cpu().numpy()
+        mapped[done : done + len(x)] = y.float().cpu().numpy()
         done += len(x)
     return mapped
 

@@ -17,7 +17,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from namm.constraints import Constraint
@@ -107,17 +106,14 @@ def _rows(
 ) -> Iterator[tuple[str, Images]]:
     """Every row's images, one row at a time in memory."""
     yield "data", _others(work, store)
-    yield "mdm", _mapped(before.to_data, ours.mirror_images, "f")
+    precision = work.settings.mdm.train.precision  # that of the samples, so that rows differ in nothing else
+    yield "mdm", map_images(before.to_data, ours.mirror_images, device(), "f", precision=precision)
     yield "finetuned", ours.images
     yield "dm", baseline.images
     if rule.has_project:
-        yield "projected", _mapped(rule.project, baseline.images, "project")
-    yield "repaired", _mapped(nn.Sequential(after.g, after.f), baseline.images, "f∘g")
-
-
-@torch.no_grad()
-def _mapped(function: Any, images: Images, name: str) -> Images:
-    return map_images(function, images, device(), name)
+        yield "projected", map_images(rule.project, baseline.images, device(), "project", precision="fp32")
+    repair = nn.Sequential(after.g, after.f)
+    yield "repaired", map_images(repair, baseline.images, device(), "f∘g", precision=precision)
 
 
 def _others(work: Work, store: Store) -> Images:

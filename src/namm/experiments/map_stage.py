@@ -13,7 +13,7 @@ from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.stages import Outcome, Work
 from namm.maps import MirrorMap
-from namm.numerics import generator
+from namm.numerics import arithmetic, generator
 from namm.training.maps import train_map
 
 TRAINING = "training"
@@ -40,7 +40,8 @@ def make_map(work: Work) -> Outcome:
             folder=work.folder / TRAINING,
             progress=work.progress,
         )
-        figures = measure(mirror, constraint, store["val"], settings.sigma_max, settings.train.seed)
+        with arithmetic(settings.train.precision, next(mirror.parameters()).device):
+            figures = measure(mirror, constraint, store["val"], settings.sigma_max, settings.train.seed)
     results = {"steps": trained.steps, "images": trained.images, **figures}
     return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
 

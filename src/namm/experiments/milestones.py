@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from namm.constraints import Constraint
@@ -79,13 +78,13 @@ def _of_model(
     for path in _snapshots(work.needs[stage]):
         facts = _load(model, path)
         if facts["step"] == facts["total"]:
-            yield _measured(mirror, last, rule, facts, offset)
+            yield _measured(work, mirror, last, rule, facts, offset)
             continue
         file = work.folder / FOLDER / f"{stage}-{facts['step']}.h5"
         try:
             _sample(work, file, Mirrored(model, mirror), last.shape[0])
             with SampleFile(file) as samples:
-                yield _measured(mirror, samples.mirror_images, rule, facts, offset)
+                yield _measured(work, mirror, samples.mirror_images, rule, facts, offset)
         except (DataError, ConstraintError) as error:  # of a model that has learned little yet
             warnings.warn(f"the milestone of {stage} at step {facts['step']} is left out: {error}", stacklevel=2)
 
@@ -107,7 +106,7 @@ def _sample(work: Work, file: Path, source: Mirrored, n: int) -> None:
 def _of_finetuning(work: Work, mirror: MirrorMap, rule: Constraint, y: Images, offset: float) -> Iterator[Milestone]:
     for path in _snapshots(work.needs["finetune"]):
         load_weights(mirror, path)
-        yield _measured(mirror, y, rule, read(path).facts, offset)
+        yield _measured(work, mirror, y, rule, read(path).facts, offset)
 
 
 def _snapshots(folder: Path) -> list[Path]:
@@ -123,10 +122,10 @@ def _load(model: nn.Module, path: Path) -> Mapping[str, Any]:
     return snapshot.facts
 
 
-@torch.no_grad()
 def _measured(
-    mirror: MirrorMap | IdentityMap, y: Images, rule: Constraint, facts: Mapping[str, Any], offset: float
+    work: Work, mirror: MirrorMap | IdentityMap, y: Images, rule: Constraint, facts: Mapping[str, Any], offset: float
 ) -> Milestone:
-    found = distance_summary(rule, map_images(mirror.to_data, y, device(), "f"), device=device())
+    x = map_images(mirror.to_data, y, device(), "f", precision=work.settings.mdm.train.precision)
+    found = distance_summary(rule, x, device=device())
     seconds = offset + facts["compute_seconds"]
     return Milestone(facts["step"], seconds, found.mean, found.std, found.n)

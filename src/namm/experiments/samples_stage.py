@@ -2,8 +2,6 @@
 
 from contextlib import ExitStack
 
-import torch
-
 from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, in_chunks, map_images
@@ -15,6 +13,7 @@ from namm.experiments.stages import Outcome, Work
 from namm.experiments.trained import Trained, describe_samples, device
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import MirrorMap
+from namm.precision import Precision
 from namm.training.maps import finetune_map
 from namm.training.objectives import UniformNoise
 
@@ -59,7 +58,7 @@ def make_finetune(work: Work) -> Outcome:
         store = stack.enter_context(open_store(images_file(work.needs["data"])))
         samples = stack.enter_context(SampleFile(work.needs["samples"] / TRAIN)).mirror_images
         others = stack.enter_context(SampleFile(held_out)).mirror_images if held_out.exists() else None
-        before = _measure(mirror, rule, others)
+        before = _measure(mirror, rule, others, settings.train.precision)
         trained = finetune_map(
             mirror,
             store["train"],
@@ -72,18 +71,17 @@ def make_finetune(work: Work) -> Outcome:
             folder=work.folder / TRAINING,
             progress=work.progress,
         )
-        after = _measure(mirror, rule, others)
+        after = _measure(mirror, rule, others, settings.train.precision)
     was = {f"{name}_before": value for name, value in before.items()}
     results = {"steps": trained.steps, "images": trained.images, **was, **after}
     return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
 
 
-@torch.no_grad()
-def _measure(mirror: MirrorMap, rule: Constraint, samples: Images | None) -> dict[str, float]:
+def _measure(mirror: MirrorMap, rule: Constraint, samples: Images | None, precision: Precision) -> dict[str, float]:
     """Mean ℓ and total variation of f(ỹ), nothing where there are no samples."""
     if samples is None:
         return {}
-    x = map_images(mirror.to_data, samples, device(), "f")
+    x = map_images(mirror.to_data, samples, device(), "f", precision=precision)
     variation = [float(total_variation(rows).sum()) for rows in in_chunks(x, CHUNK)]
     distance = distance_summary(rule, x, device=device()).mean
     return {"distance_samples": distance, "variation_samples": sum(variation) / len(x)}

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import torch
 
 from namm.datasets.batches import Images, map_images
 from namm.evaluation import fid
@@ -82,8 +81,7 @@ def _samples(outcome: CellOutcome) -> Iterator[tuple[str, Images]]:
         ours, baseline = (
             stack.enter_context(SampleFile(outcome.folder / "evaluate" / name)) for name in (OURS, BASELINE)
         )
-        with torch.no_grad():
-            yield "mdm", map_images(trained(outcome).mirror("map").to_data, ours.mirror_images, device(), "f")
+        yield "mdm", map_images(trained(outcome).mirror("map").to_data, ours.mirror_images, device(), "f")
         yield "finetuned", ours.images
         yield "dm", baseline.images
 
