@@ -129,5 +129,7 @@ def test_the_mirrored_autoencoder(tiny, out, capsys):
 
 
 def test_the_autoencoders_train_as_long_as_asked():
-    demo = runpy.run_path(str(BENCHMARKS / "mirror_vae.py"))["demo"]("flux", 2.5)
-    assert (demo.experiment, demo.settings.vae.train.budget) == ("flux", "2.5 minutes")
+    demo = runpy.run_path(str(BENCHMARKS / "mirror_vae.py"))["demo"]("flux", 2.5, 1.25, 0.5)
+    ours, usual = demo.settings, preset("flux", "demo").settings
+    assert (demo.experiment, ours.vae.train.budget, ours.map.train.budget) == ("flux", "2.5 minutes", "1.25 minutes")
+    assert ours.map.weights == replace(usual.map.weights, constraint=usual.map.weights.constraint / 2)
