@@ -102,7 +102,7 @@ class Bench:
         return (torch.rand(n, *shape, generator=generator(0, "benchmark")).to(self.device) - 0.5) * 12**0.5
 
     def compiled(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """`call`, recorded as a CUDA graph like the steps of a training."""
+        """`call`, recorded as a CUDA graph."""
         return torch.compile(call, options={"triton.cudagraphs": True}) if self.compile else call
 
     def clock(self) -> float:

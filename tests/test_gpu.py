@@ -22,6 +22,9 @@ def test_weights_of_convolutions_are_laid_out_for_a_gpu():
     x = torch.zeros(2, 1, 5, 5)
     assert module[3](x).is_contiguous(memory_format=torch.channels_last)
     assert all(torch.equal(weight, before[name]) for name, weight in module.named_parameters())
+    places = [weight.data_ptr() for weight in module.parameters()]
+    lay_out(module, CUDA)
+    assert [weight.data_ptr() for weight in module.parameters()] == places  # what is laid out already stays
 
 
 def test_launches_are_recorded_where_they_are_what_a_gpu_waits_for():

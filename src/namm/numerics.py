@@ -11,7 +11,7 @@ it, else as `tf32`. A CPU knows `bf16` and otherwise computes in float32.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import get_args
 
 import torch
@@ -32,12 +32,12 @@ def full_precision(x: Tensor) -> AbstractContextManager[None]:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """bfloat16 where `precision` asks for it."""
+    """bfloat16 where `precision` asks for it, and nowhere else."""
     if precision not in get_args(Precision):
         raise UsageError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}.")
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     bf16 = precision == "bf16" or (precision == "auto" and has_bf16)
-    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from namm.errors import CheckpointError
+from namm.errors import CheckpointError, TrainingError
 from namm.training.checkpoint import Checkpoint
 from namm.training.flat import ALIGNMENT, FlatWeights
 from namm.training.state import TrainingState
@@ -106,12 +106,57 @@ def test_released_weights_own_their_memory():
         assert weight.untyped_storage().nbytes() == weight.numel() * 8
 
 
-def test_moments_of_other_weights_are_refused():
-    """As those of a checkpoint that kept them weight by weight."""
+def state_of(module):
+    """A training of the module, and a step of it."""
+    flat = FlatWeights(weights_of(module))
+    optimiser = torch.optim.Adam(flat.vectors, lr=0.01)
+
+    def step(number):
+        x = torch.randn(4, 2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
+        (module(x) - 3).square().mean().backward()
+        flat.gather()
+        optimiser.step()
+
+    return TrainingState(module, flat, optimiser, 0.9), step
+
+
+def test_moments_are_kept_for_each_weight_whatever_its_layout():
+    """As of a training that began on a GPU, where layouts are others, and goes on without one."""
+    first, second = network(), network()
+    second[2].weight.data = second[2].weight.data.contiguous()
+    (here, step_here), (there, step_there) = state_of(first), state_of(second)
+    for number in range(5):
+        step_here(number)
+    kept = here.checkpoint()
+    shapes = [tuple(kept.tensors[f"optimiser/{k}/exp_avg"].shape) for k in range(len(weights_of(first)))]
+    assert shapes == [tuple(weight.shape) for weight in first.parameters()]
+    there.restore(kept.copy())
+    for number in range(5, 10):
+        step_here(number)
+        step_there(number)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("moments", [{"exp_avg": torch.zeros(3)}, {"other": torch.zeros(3, 2, 3, 3)}])
+def test_moments_of_other_weights_are_refused_before_anything_is_changed(moments):
     module = network()
-    state = TrainingState(module, torch.optim.Adam(FlatWeights(weights_of(module)).vectors), 0.9)
-    kept = state.checkpoint()
-    moments = {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3), "step": torch.tensor(1.0)}
+    state, step = state_of(module)
+    kept = state.checkpoint().copy()
+    step(0)
+    after = module[0].weight.detach().clone()
     wrong = {f"optimiser/0/{name}": value for name, value in moments.items()}
     with pytest.raises(CheckpointError, match="moments are those of other weights"):
         state.restore(Checkpoint({**kept.tensors, **wrong}, kept.facts))
+    assert torch.equal(module[0].weight, after)
+
+
+def test_a_weight_that_is_replaced_is_noticed():
+    module = network()
+    flat = FlatWeights(weights_of(module))
+    with torch.no_grad():
+        module[0].weight.clamp_(min=0)
+    flat.require_in_place()
+    module[0].weight.data = module[0].weight.data.clamp(min=0)
+    with pytest.raises(TrainingError, match="change weights in place"):
+        flat.require_in_place()

@@ -123,7 +123,7 @@ def map_images(
     device: torch.device,
     name: str,
     *,
-    precision: Precision = "auto",
+    precision: Precision,
 ) -> np.ndarray:
     """`function` of all images, float32 (N, C, H, W), computed on `device` a few images at a time, without gradients.
 

@@ -13,7 +13,8 @@ from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.stages import Outcome, Work
 from namm.maps import MirrorMap
-from namm.numerics import arithmetic, generator
+from namm.numerics import arithmetic, at_least_float32, generator
+from namm.precision import Precision
 from namm.training.maps import train_map
 
 TRAINING = "training"
@@ -40,8 +41,8 @@ def make_map(work: Work) -> Outcome:
             folder=work.folder / TRAINING,
             progress=work.progress,
         )
-        with arithmetic(settings.train.precision, next(mirror.parameters()).device):
-            figures = measure(mirror, constraint, store["val"], settings.sigma_max, settings.train.seed)
+        how = settings.train
+        figures = measure(mirror, constraint, store["val"], settings.sigma_max, how.seed, precision=how.precision)
     results = {"steps": trained.steps, "images": trained.images, **figures}
     return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
 
@@ -52,7 +53,9 @@ def mirror_folder(folder: Path) -> Path:
 
 
 @torch.no_grad()
-def measure(mirror: MirrorMap, constraint: Constraint, images: Images, sigma: float, seed: int) -> dict[str, float]:
+def measure(
+    mirror: MirrorMap, constraint: Constraint, images: Images, sigma: float, seed: int, *, precision: Precision
+) -> dict[str, float]:
     """What g and f do to images x (N, C, H, W) that they were not trained on, z ~ N(0, I).
 
     Returns:
@@ -69,8 +72,9 @@ def measure(mirror: MirrorMap, constraint: Constraint, images: Images, sigma: fl
     for k, rows in enumerate(in_chunks(images, CHUNK)):
         x = rows.to(device)
         z = torch.randn(rows.shape, generator=generator(seed, "measure", k)).to(x)
-        y = mirror.to_mirror(x)
-        there_and_back, mapped = mirror.to_data(y), mirror.to_data(y + sigma * z)
+        with arithmetic(precision, device):
+            y = mirror.to_mirror(x)
+            there_and_back, mapped = (at_least_float32(mirror.to_data(each)) for each in (y, y + sigma * z))
         figures = {
             "distance_data": constraint(x),
             "distance_noise": constraint(x + sigma * z),

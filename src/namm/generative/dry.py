@@ -55,7 +55,8 @@ def rehearse_sampling(
         with evaluating(source):
             if isinstance(source.model, Diffusion):
                 with source.model.compiled(n) if compile else nullcontext():
-                    source.model.denoise(noise, noise.new_ones(n))
+                    for _ in range(3 if compile else 1):  # CUDA graphs are recorded after a call that warms up
+                        source.model.denoise(noise, noise.new_ones(n))
             x = torch.cat([source.mirror.to_data(chunk) for chunk in noise.split(CHUNK)])
         if constraint is not None:
             constraint(x)

@@ -1,13 +1,16 @@
 """Weights as views of one vector: an optimiser that visits hundreds of tensors takes longer than their update does.
 
 Training changes the vector, and networks see their weights change. Between two steps the gradients of the weights are
-gathered into that of the vector, where clipping and the optimiser find them.
+gathered into that of the vector, where clipping and the optimiser find them. A weight without a gradient counts as one
+whose gradient is zero. Whoever else changes a weight meanwhile must do so in place.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from namm.errors import TrainingError
 
 ALIGNMENT = 128
 """Bytes; every weight begins at a multiple, where kernels read memory in wide pieces."""
@@ -24,28 +27,34 @@ class FlatWeights:
 
     def __init__(self, weights: Sequence[nn.Parameter]) -> None:
         self.weights = list(weights)
-        self.vectors: list[nn.Parameter] = []
-        places: dict[nn.Parameter, Tensor] = {}
-        for dtype in dict.fromkeys(weight.dtype for weight in self.weights):
-            places |= self._join([weight for weight in self.weights if weight.dtype == dtype])
-        self._gradients = [places[weight] for weight in self.weights]
-
-    def _join(self, weights: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """Make a vector of them; where the gradient of each belongs."""
-        step = max(1, ALIGNMENT // weights[0].element_size())
-        sizes = [-(-weight.numel() // step) * step for weight in weights]
-        vector = nn.Parameter(weights[0].new_zeros(sum(sizes)))
-        vector.grad = torch.zeros_like(vector)
-        self.vectors.append(vector)
-        places = {}
-        parts = zip(weights, vector.data.split(sizes), vector.grad.split(sizes), strict=True)
-        for weight, values, gradient in parts:
-            dense = torch.empty_like(weight)  # strides of its own if they leave no gaps, else contiguous ones
-            own = values.as_strided(dense.shape, dense.stride())
+        self._places: list[tuple[int, int, tuple[int, ...]]] = []  # of each weight: which vector, where, its strides
+        dtypes = list(dict.fromkeys(weight.dtype for weight in self.weights))
+        lengths = [0] * len(dtypes)
+        for weight in self.weights:
+            k, step = dtypes.index(weight.dtype), max(1, ALIGNMENT // weight.element_size())
+            strides = torch.empty_like(weight, device="meta").stride()  # its own if they leave no gaps, else contiguous
+            self._places.append((k, lengths[k], strides))
+            lengths[k] += -(-weight.numel() // step) * step
+        device = self.weights[0].device
+        self.vectors = [
+            nn.Parameter(torch.zeros(length, dtype=dtype, device=device))
+            for dtype, length in zip(dtypes, lengths, strict=True)
+        ]
+        gradients = [torch.zeros_like(vector) for vector in self.vectors]
+        for vector, gradient in zip(self.vectors, gradients, strict=True):
+            vector.grad = gradient
+        for weight, own in zip(self.weights, self.views([vector.data for vector in self.vectors]), strict=True):
             own.copy_(weight.data)
             weight.data, weight.grad = own, None
-            places[weight] = gradient.as_strided(dense.shape, dense.stride())
-        return places
+        self._gradients = self.views(gradients)
+        self._addresses = [weight.data_ptr() for weight in self.weights]
+
+    def views(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """What vectors like these hold for each weight, in its shape."""
+        return [
+            vectors[k].as_strided(weight.shape, strides, vectors[k].storage_offset() + start)
+            for weight, (k, start, strides) in zip(self.weights, self._places, strict=True)
+        ]
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -59,6 +68,14 @@ class FlatWeights:
             weight.grad = None
             if gradient is None:
                 place.zero_()
+
+    def require_in_place(self) -> None:
+        """Refuse weights that somebody has given other memory: the optimiser would not see them any more."""
+        if [weight.data_ptr() for weight in self.weights] != self._addresses:
+            raise TrainingError(
+                "a weight was replaced during the training, as `weight.data = …` does; change weights in place, for "
+                "example with `weight.clamp_(min=0)`."
+            )
 
     def release(self) -> None:
         """Give every weight memory of its own again."""

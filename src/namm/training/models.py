@@ -1,6 +1,6 @@
 """Training a generative model on mirror images: the public call `train_model` (paper Sec. 3.2).
 
-    y = g(x), once for all images, in float32;      the model's mean and scale from y;      then min E loss(y)
+    y = g(x), once for all images, kept in float32;      the model's mean and scale from y;      then min E loss(y)
 
 With `IdentityMap` in place of g this trains a plain model on plain data.
 """
@@ -101,7 +101,7 @@ def train_model(
     return result
 
 
-def mirror_images(mirror: Mirror, data: Images, device: torch.device, precision: Precision = "auto") -> np.ndarray:
+def mirror_images(mirror: Mirror, data: Images, device: torch.device, precision: Precision) -> np.ndarray:
     """g(x) of all images, (N, C, H, W), as `map_images` keeps them."""
     with evaluating(mirror.to(device)) if isinstance(mirror, nn.Module) else nullcontext():
         return map_images(mirror.to_mirror, data, device, "g", precision=precision)

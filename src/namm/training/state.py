@@ -9,6 +9,10 @@ from torch import Tensor, nn
 from namm.errors import CheckpointError
 from namm.training.checkpoint import Checkpoint
 from namm.training.ema import Ema
+from namm.training.flat import FlatWeights
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What Adam keeps of every weight."""
 
 
 class TrainingState:
@@ -22,12 +26,14 @@ class TrainingState:
         losses: The last values reported.
     """
 
-    def __init__(self, module: nn.Module, optimiser: torch.optim.Optimizer, ema_decay: float) -> None:
+    def __init__(
+        self, module: nn.Module, flat: FlatWeights, optimiser: torch.optim.Optimizer, ema_decay: float
+    ) -> None:
         frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         tensors = module.state_dict(keep_vars=True)
         self.live = {name: tensor for name, tensor in tensors.items() if name not in frozen}
         self.ema = Ema(self.live, ema_decay)
-        self.optimiser = optimiser
+        self.flat, self.optimiser = flat, optimiser
         self.step, self.total, self.compute_seconds = 0, 0, 0.0
         self.losses: dict[str, float] = {}
 
@@ -35,8 +41,8 @@ class TrainingState:
         """All of it."""
         tensors = {f"model/{name}": tensor for name, tensor in self.live.items()}
         tensors |= {f"ema/{name}": tensor for name, tensor in self.ema.average.items()}
-        for index, moments in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser/{index}/{name}": tensor for name, tensor in moments.items()}
+        for name, moments in self._moments().items():
+            tensors |= {f"optimiser/{index}/{name}": tensor for index, tensor in enumerate(moments)}
         return Checkpoint(tensors, self._facts())
 
     def snapshot(self) -> Checkpoint:
@@ -53,26 +59,37 @@ class TrainingState:
             raise CheckpointError(
                 f"the checkpoint is of another network: {', '.join(sorted(missing)[:3])} do not match."
             )
+        moments = self._joined(groups["optimiser"])
         with torch.no_grad():
             for name, tensor in self.live.items():
                 tensor.copy_(groups["model"][name])
         self.ema.load(groups["ema"])
-        self._restore_moments(groups["optimiser"])
+        self.optimiser.load_state_dict({"state": moments, "param_groups": self.optimiser.state_dict()["param_groups"]})
         facts = checkpoint.facts
         self.step, self.total = int(facts["step"]), int(facts["total"])
         self.compute_seconds, self.losses = float(facts["compute_seconds"]), dict(facts["losses"])
 
-    def _restore_moments(self, flat: Mapping[str, Tensor]) -> None:
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in flat.items():
-            index, moment = name.split("/", 1)
-            state.setdefault(int(index), {})[moment] = tensor
-        groups = self.optimiser.state_dict()["param_groups"]
-        vectors = [vector for group in self.optimiser.param_groups for vector in group["params"]]
-        found = [state[index]["exp_avg"].shape for index in sorted(state)]
-        if found and found != [vector.shape for vector in vectors]:
-            raise CheckpointError("the checkpoint's moments are those of other weights, or of another version of namm.")
-        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
+    def _moments(self) -> dict[str, list[Tensor]]:
+        """Of each weight in its own shape, so that layouts and vectors may be others next time; none before a step."""
+        states = [self.optimiser.state[vector] for vector in self.flat.vectors]
+        if not all(states):
+            return {}
+        found = {name: self.flat.views([state[name] for state in states]) for name in MOMENTS}
+        return found | {"step": [states[0]["step"]] * len(self.flat.weights)}
+
+    @torch.no_grad()
+    def _joined(self, tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+        """The optimiser's state of `_moments` in a checkpoint, empty where there are none."""
+        if not tensors:
+            return {}
+        found = [{name: torch.zeros_like(vector) for name in MOMENTS} for vector in self.flat.vectors]
+        for name in MOMENTS:
+            for index, view in enumerate(self.flat.views([state[name] for state in found])):
+                kept = tensors.get(f"{index}/{name}")
+                if kept is None or kept.shape != view.shape:
+                    raise CheckpointError("the checkpoint's moments are those of other weights.")
+                view.copy_(kept)
+        return {k: {**state, "step": tensors["0/step"]} for k, state in enumerate(found)}
 
     def _facts(self) -> dict[str, Any]:
         return {

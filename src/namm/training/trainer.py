@@ -80,7 +80,7 @@ def train(
         folder: Where to keep checkpoints and logs. Called again with the same arguments, an unfinished training goes on
             and a finished one is read back; a folder that holds anything else is refused.
         description: What else tells this training from others, as JSON values; compared on resumption.
-        after_step: Called after every update of the weights, as an optimiser's post-step hook.
+        after_step: Called after every update of the weights; may change them in place.
         title: Name on the progress bar.
         progress: Show it.
     """
@@ -133,7 +133,7 @@ class Trainer:
             for k, images in enumerate(data)
         ]
         self._prepare(after_step)
-        self.state = TrainingState(objective, self.optimiser, settings.ema_decay)
+        self.state = TrainingState(objective, self.flat, self.optimiser, settings.ema_decay)
         self.checkpoints = CheckpointFolder(folder / "checkpoints", settings.keep) if folder else None
 
     def run(self, progress: bool) -> TrainResult:
@@ -188,8 +188,7 @@ class Trainer:
             self.optimiser.register_step_post_hook(lambda *_: after_step())
         if s.compile:
             torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
-            pixels = s.batch_size * math.prod(self.shape)
-            how = compile_options(self.objective, self.device, pixels, self.world)
+            how = compile_options(self.objective, self.device, s.batch_size * math.prod(self.shape), self.world)
             self.objective.compile(fullgraph=True, options=how)
         self.model = self.accelerator.prepare(self.objective)
         self.autocast = autocast(s.precision, self.device)
@@ -307,6 +306,7 @@ class Trainer:
 
     def _require_finite(self, tally: Tally) -> None:
         """Stop, keeping the last good checkpoint, if a loss or a weight is not a finite number."""
+        self.flat.require_in_place()
         bad = tally.first_bad()
         if bad is None and all(bool(vector.isfinite().all()) for vector in self.flat.vectors):
             return
