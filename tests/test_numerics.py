@@ -55,3 +55,9 @@ def test_seeding_is_torchs_own():
 def test_a_misspelt_precision_is_refused():
     with pytest.raises(UsageError, match=r"one of auto, fp32, tf32, bf16, not 'bf61'"), arithmetic("bf61", CPU):
         pass
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32", "tf32"])
+def test_plain_float32_is_plain_inside_of_autocast_too(precision):
+    with torch.autocast("cpu", torch.bfloat16), arithmetic(precision, CPU):
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
