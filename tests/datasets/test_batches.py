@@ -103,4 +103,4 @@ def test_images_are_mapped_in_the_precision_asked_for():
     np.testing.assert_allclose(plain, exact, rtol=1e-5, atol=1e-6)
     assert rounded.dtype == np.float32
     assert 1e-4 < np.abs(rounded - exact).max() < 3e-2
-    assert np.array_equal(map_images(layer, x, CPU, "f"), plain)  # of a CPU, auto is plain float32
+    assert np.array_equal(map_images(layer, x, CPU, "f", precision="auto"), plain)  # of a CPU, auto is plain float32

@@ -13,7 +13,7 @@ from namm.cli import main
 from namm.experiments import map_stage
 
 
-def fault(*_: object) -> None:
+def fault(*_: object, **__: object) -> None:
     if sys.argv[1] == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     raise ZeroDivisionError("the second process divides by zero")

@@ -182,15 +182,15 @@ class Trainer:
             raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
         self.dtype = weights[0].dtype
         lay_out(self.objective, self.device)
-        self.flat = FlatWeights(weights)
-        self.optimiser = torch.optim.Adam(self.flat.vectors, lr=s.learning_rate, betas=s.betas, fused=True)
-        if after_step is not None:
-            self.optimiser.register_step_post_hook(lambda *_: after_step())
         if s.compile:
             torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
             how = compile_options(self.objective, self.device, s.batch_size * math.prod(self.shape), self.world)
             self.objective.compile(fullgraph=True, options=how)
-        self.model = self.accelerator.prepare(self.objective)
+        self.model = self.accelerator.prepare(self.objective)  # which may replace weights
+        self.flat = FlatWeights(weights)
+        self.optimiser = torch.optim.Adam(self.flat.vectors, lr=s.learning_rate, betas=s.betas, fused=True)
+        if after_step is not None:
+            self.optimiser.register_step_post_hook(lambda *_: after_step())
         self.autocast = autocast(s.precision, self.device)
 
     def _resume(self) -> bool:
