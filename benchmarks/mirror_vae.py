@@ -1,8 +1,8 @@
 """A variational autoencoder in mirror space against the same one on plain data, at equal training time, over seeds.
 
 A demo-size experiment, that of Burgers' equation unless another is named. The plain autoencoder trains for as long as
-the map and the mirrored one together (paper App. A compares them so). The map trains longer than the demo's and with
-a smaller λ: what keeps the rule best moves the samples of an autoencoder, which are smooth, further from the data.
+the map and the mirrored one together (paper App. A compares them so). The map is not the demo's: λ, of which it takes
+half, trades the distance to the rule for that to the data.
 
     python benchmarks/mirror_vae.py [--experiment burgers] [--seeds 0 1 2] [--minutes 4] [--map-minutes 1.5]
                                     [--weight 0.5] [--n 2000] [--out runs/autoencoders]
