@@ -19,10 +19,13 @@ from torch import nn
 from namm.errors import DataError, UsageError
 from namm.generative.base import DrawsNoise, GenerativeModel
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
+from namm.generative.dry import rehearse_sampling
+from namm.generative.mirrored import Mirrored
 from namm.generative.noise import Noise, as_seed
 from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC
 from namm.generative.standardised import channel_statistics
 from namm.generative.vpsde import Epsilon, Velocity
+from namm.maps import IdentityMap
 
 SHAPE = (2, 6, 5)
 
@@ -236,6 +239,15 @@ def test_a_compiled_network_is_given_whole_batches_only(compiled):
     assert compiled == [[4] * 12]
     model.sample(2, sampler=DDIM(3), batch_size=5, progress=False, compile=True)
     assert compiled == [[4] * 12, [5] * 3]
+
+
+def test_a_rehearsal_leaves_nothing_to_record(compiled):
+    """CUDA graphs are recorded at a second call, which must not count as sampling."""
+    source = Mirrored(convolutional(), IdentityMap())
+    rehearse_sampling(source, 4, compile=True)
+    assert compiled == [[4] * 3]
+    rehearse_sampling(source, 4)
+    assert compiled == [[4] * 3]
 
 
 def test_outside_of_sampling_the_network_is_the_plain_one(compiled):

@@ -59,15 +59,15 @@ class FlatWeights:
     @torch.no_grad()
     def gather(self) -> None:
         """Take the gradients of the weights into those of the vectors, as zeros where there are none, and drop them."""
-        given = [(place, weight.grad) for place, weight in zip(self._gradients, self.weights, strict=True)]
-        torch._foreach_copy_(
-            [place for place, gradient in given if gradient is not None],
-            [gradient for _, gradient in given if gradient is not None],
-        )
-        for weight, (place, gradient) in zip(self.weights, given, strict=True):
-            weight.grad = None
-            if gradient is None:
+        places, gradients = [], []
+        for place, weight in zip(self._gradients, self.weights, strict=True):
+            if weight.grad is None:
                 place.zero_()
+            else:
+                places.append(place)
+                gradients.append(weight.grad)
+                weight.grad = None
+        torch._foreach_copy_(places, gradients)
 
     def require_in_place(self) -> None:
         """Refuse weights that somebody has given other memory: the optimiser would not see them any more."""
