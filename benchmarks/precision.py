@@ -30,12 +30,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from namm import train_map, train_model
+from namm import train_model
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images
 from namm.experiments import build
 from namm.experiments.data_settings import BurgersData
-from namm.experiments.map_stage import measure
+from namm.experiments.map_stage import learn_map, measure
 from namm.experiments.presets import PRESETS, Preset, preset
 from namm.experiments.settings import Settings
 from namm.experiments.trained import device, untrained
@@ -121,24 +121,6 @@ def settings_of(base: Settings, path: str, seed: int, options: argparse.Namespac
     )
 
 
-def learn_map(s: Settings, data: Images, held_out: Images, folder: Path) -> tuple[MirrorMap, str]:
-    """The trained map, and the digest of its first weights."""
-    mirror = build.mirror(s.map, data.shape[1])
-    start = weights_digest(mirror)
-    train_map(
-        mirror,
-        data,
-        build.constraint(s.data.rule),
-        noise=build.noise(s.map),
-        weights=build.weights(s.map.weights),
-        regulariser=build.regulariser(s.map),
-        settings=s.map.train,
-        validation=held_out,
-        folder=folder,
-    )
-    return MirrorMap.load(folder / "mirror").to(device()), start
-
-
 def learn_score(
     s: Settings, data: Images, held_out: Images, mirror: MirrorMap, folder: Path
 ) -> tuple[ModelObjective, str]:
@@ -163,7 +145,8 @@ def study(base: Settings, options: argparse.Namespace) -> list[Row]:
             plain: MirrorMap | None = None
             for path in PATHS:
                 s, folder = settings_of(base, path, seed, options), training_folder(options.out, path, seed)
-                mirror, map_start = learn_map(s, data, held_out, folder / "map")
+                map_start = weights_digest(build.mirror(s.map, data.shape[1]))
+                mirror, _ = learn_map(s, data, held_out, folder / "map")
                 plain = plain or mirror
                 model, score_start = learn_score(s, data, held_out, plain, folder / "score")
                 figures = measure_map(s, mirror, held_out) | measure_score(s, model, plain, held_out)

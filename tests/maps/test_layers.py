@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from namm.maps.layers import FirstConv2d, InstanceNorm2d, LastConv2d, conv2d_from_few, conv2d_to_few
+from namm.maps.layers import FirstConv2d, InstanceNorm2d, LastConv2d, conv2d_from_few, conv2d_to_few, in_two
 
 
 def case(inputs: int, outputs: int, k: int, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
@@ -62,6 +62,44 @@ def test_what_a_gpu_computes_of_a_padded_image_is_what_a_cpu_does(boundary):
     h = conv2d_from_few(first.padded(x), first.weight, first.bias)
     assert torch.allclose(h, first(x), rtol=1e-12, atol=1e-12)
     assert torch.allclose(conv2d_to_few(last.padded(h), last.weight, last.bias), last(h), rtol=1e-12, atol=1e-12)
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20))
+def test_two_parts_of_a_picture_survive_rounding(values):
+    x = torch.tensor(values).reshape(1, 1, 1, -1)
+    coarse, rest = in_two(x).chunk(2, dim=1)
+    assert torch.equal(coarse, coarse.bfloat16().float())
+    assert torch.equal(coarse + rest, x)
+    smallest = torch.finfo(torch.bfloat16).tiny
+    assert ((coarse + rest.bfloat16().float() - x).abs() <= 2.0**-16 * x.abs() + smallest).all()
+
+
+@pytest.mark.parametrize("boundary", ["zeros", "circular"])
+def test_a_picture_in_two_parts_gives_the_same_convolution_and_gradients(boundary):
+    first = FirstConv2d(2, 6, 7, boundary=boundary)
+    found = []
+    for forward in (first.for_matrix_units, first):
+        x = torch.linspace(-1, 2, 2 * 2 * 8 * 12).reshape(2, 2, 8, 12).requires_grad_()
+        y = forward(x)
+        found.append((y, *torch.autograd.grad(y, [x, first.weight, first.bias], torch.cos(y.detach()))))
+    for ours, plain in zip(*found, strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-4, atol=1e-4 * float(plain.detach().abs().max()))
+
+
+def test_a_picture_in_two_parts_is_hardly_rounded_by_matrix_units():
+    """Their inputs are bfloat16 here; the weights are such already, so all that can be lost is lost of the picture."""
+    first = FirstConv2d(1, 6, 7, boundary="circular")
+    with torch.no_grad():
+        first.weight.copy_(first.weight.bfloat16())
+        x = 0.5 + torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        weight = torch.cat([first.weight, first.weight], dim=1)
+        exact = first.double()(x.double())
+        errors = [
+            (conv2d_from_few(first.padded(parts).bfloat16().double(), kernel.double(), first.bias) - exact).abs().max()
+            for parts, kernel in ((in_two(x), weight), (x, first.weight))
+        ]
+    assert errors[0] < 1e-4 < errors[1]
+    assert errors[0] < errors[1] / 50
 
 
 def test_few_channels_in_bfloat16_stay_there():

@@ -111,6 +111,17 @@ def test_skip_carries_the_head_to_the_tail():
     assert torch.allclose(network(x), network.tail(network.head(x)))
 
 
+def test_what_the_skip_carries_is_not_rounded_by_autocast():
+    f = ResNet(1, filters=4, blocks=1, normalisation="none", dropout=0.0, skip=True, activation="none").eval()
+    with torch.no_grad():
+        f.up[-1][0].weight.zero_()  # so that nothing but the skip reaches the tail
+        f.up[-1][0].bias.zero_()
+        x = torch.rand(2, 1, 8, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = f(x)
+    assert torch.allclose(found, f(x), rtol=0, atol=1e-6)
+
+
 def test_output_is_not_rounded_by_autocast():
     network = ResNet(filters=8, blocks=1, activation="none").eval()
     torch.nn.init.zeros_(network.tail.weight)

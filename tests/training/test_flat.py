@@ -39,6 +39,19 @@ def test_weights_stay_as_they_are_and_begin_at_wide_pieces_of_memory(shapes):
     assert float(vector.double().square().sum()) == pytest.approx(kept)  # nothing overlaps, and zeros lie between
 
 
+def test_gradients_that_were_not_finite_leave_no_trace():
+    weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5))]
+    flat = FlatWeights(weights)
+    (vector,) = flat.vectors
+    for size in (float("nan"), float("inf"), 2.0):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, size)
+        flat.gather()
+        norm = torch.nn.utils.clip_grad_norm_(flat.vectors, 1.0)
+    assert float(norm) == pytest.approx(2 * 8**0.5)
+    assert float(vector.grad.square().sum()) == pytest.approx(1.0, rel=1e-4)
+
+
 def test_they_learn_what_they_would_one_by_one():
     ours, theirs = network(), network()
     flat = FlatWeights(weights_of(ours))

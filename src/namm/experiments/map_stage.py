@@ -11,11 +11,13 @@ from namm.datasets.batches import Images, in_chunks
 from namm.evaluation.quality import ratio, total_variation
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
+from namm.experiments.settings import Settings
 from namm.experiments.stages import Outcome, Work
 from namm.maps import MirrorMap
 from namm.numerics import arithmetic, at_least_float32, generator
 from namm.precision import Precision
 from namm.training.maps import train_map
+from namm.training.trainer import TrainResult
 
 TRAINING = "training"
 """The training's folder in a stage: checkpoints, log and, at its end, the maps as `mirror`."""
@@ -25,26 +27,35 @@ CHUNK = 64
 
 def make_map(work: Work) -> Outcome:
     """Train the map, or go on training it, and measure it on the validation images."""
-    settings = work.settings.map
-    constraint = build.constraint(work.settings.data.rule)
+    settings, constraint = work.settings.map, build.constraint(work.settings.data.rule)
     with open_store(images_file(work.needs["data"])) as store:
-        mirror = build.mirror(settings, store["train"].shape[1])
-        trained = train_map(
-            mirror,
-            store["train"],
-            constraint,
-            noise=build.noise(settings),
-            weights=build.weights(settings.weights),
-            regulariser=build.regulariser(settings),
-            settings=settings.train,
-            validation=store["val"],
-            folder=work.folder / TRAINING,
-            progress=work.progress,
+        mirror, trained = learn_map(
+            work.settings, store["train"], store["val"], work.folder / TRAINING, progress=work.progress
         )
         how = settings.train
         figures = measure(mirror, constraint, store["val"], settings.sigma_max, how.seed, precision=how.precision)
     results = {"steps": trained.steps, "images": trained.images, **figures}
     return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
+
+
+def learn_map(
+    settings: Settings, data: Images, held_out: Images, folder: Path, *, progress: bool = True
+) -> tuple[MirrorMap, TrainResult]:
+    """The map that `settings` describe, trained on `data`, or trained further, and what that took."""
+    mirror = build.mirror(settings.map, data.shape[1])
+    trained = train_map(
+        mirror,
+        data,
+        build.constraint(settings.data.rule),
+        noise=build.noise(settings.map),
+        weights=build.weights(settings.map.weights),
+        regulariser=build.regulariser(settings.map),
+        settings=settings.map.train,
+        validation=held_out,
+        folder=folder,
+        progress=progress,
+    )
+    return mirror, trained
 
 
 def mirror_folder(folder: Path) -> Path:

@@ -60,6 +60,17 @@ def conv2d_to_few(x: Tensor, weight: Tensor, bias: Tensor | None = None, block: 
     return F.pixel_shuffle(F.conv2d(x, torch.stack(kernels, dim=1).flatten(0, 1), biases, stride=block), block)
 
 
+def in_two(x: Tensor) -> Tensor:
+    """A float32 picture as its first 8 bits and what they leave, side by side: (B, C, H, W) -> (B, 2C, H, W).
+
+    Matrix units round what they multiply to 8 or 11 bits. Every pixel is then off by its own amount, which looks like
+    noise; of the two parts together they keep 16 bits. Bits are masked, not rounded by a cast: compilers drop those.
+    """
+    with torch.no_grad():
+        coarse = (x.detach().view(torch.int32) & -(2**16)).view(torch.float32)
+    return torch.cat([coarse, x - coarse], dim=1)
+
+
 class SameConv2d(nn.Conv2d):
     """Convolution to (H/stride, W/stride) with a choice of boundary."""
 
@@ -89,7 +100,13 @@ class FirstConv2d(SameConv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, H, W) -> (B, O, H, W)."""
-        return conv2d_from_few(self.padded(x), self.weight, self.bias) if x.is_cuda else super().forward(x)
+        return self.for_matrix_units(x) if x.is_cuda else super().forward(x)
+
+    def for_matrix_units(self, x: Tensor) -> Tensor:
+        """The same, without the rounding of a float32 picture that they bring."""
+        if x.dtype != torch.float32:
+            return conv2d_from_few(self.padded(x), self.weight, self.bias)
+        return conv2d_from_few(self.padded(in_two(x)), torch.cat([self.weight, self.weight], dim=1), self.bias)
 
 
 class LastConv2d(SameConv2d):

@@ -5,7 +5,7 @@
 Beyond the published network: no normalisation, periodic boundaries, and a skip that adds the head's features to the
 tail's input, so that fine detail need not pass through the low-resolution middle. Whatever autocast does inside, the
 tail, the residual addition and the activation run in float32 or better, because the constraint distances we want are
-smaller than the rounding of bfloat16.
+smaller than the rounding of bfloat16; and so does the head where its features reach the tail directly.
 """
 
 from itertools import pairwise
@@ -103,12 +103,14 @@ class ResNet(ModelMixin, ConfigMixin):
         """f(x): (B, C, H, W) -> (B, C, H, W)."""
         self.check_size(x.shape)
         x = x.to(self.tail.weight.dtype)
-        head = self.head(x)
-        h = self.up(self.middle(self.down(head)))
         if self.skip:
-            h = h + head
+            with full_precision(x):
+                head = self.head(x)
+        else:
+            head = self.head(x)
+        h = self.up(self.middle(self.down(head)))
         with full_precision(x):
-            out = self.tail(at_least_float32(h))
+            out = self.tail(at_least_float32(h) + head if self.skip else at_least_float32(h))
             if self.residual:
                 out = out + at_least_float32(x)
             return self.activation(out)

@@ -59,15 +59,13 @@ class FlatWeights:
     @torch.no_grad()
     def gather(self) -> None:
         """Take the gradients of the weights into those of the vectors, as zeros where there are none, and drop them."""
-        places, gradients = [], []
-        for place, weight in zip(self._gradients, self.weights, strict=True):
-            if weight.grad is None:
-                place.zero_()
-            else:
-                places.append(place)
-                gradients.append(weight.grad)
-                weight.grad = None
-        torch._foreach_copy_(places, gradients)
+        for vector in self.vectors:
+            vector.grad.zero_()  # type: ignore[union-attr]  # also what lies between weights, which clipping may spoil
+        given = [(place, w) for place, w in zip(self._gradients, self.weights, strict=True) if w.grad is not None]
+        if given:
+            torch._foreach_copy_([place for place, _ in given], [w.grad for _, w in given])
+        for weight in self.weights:
+            weight.grad = None
 
     def require_in_place(self) -> None:
         """Refuse weights that somebody has given other memory: the optimiser would not see them any more."""

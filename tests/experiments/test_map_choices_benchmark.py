@@ -1,0 +1,57 @@
+"""The benchmark of choices for the map, at a size of seconds."""
+
+import json
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from namm.errors import UsageError
+from namm.experiments import build
+from namm.experiments.map_stage import measure
+from namm.experiments.presets import preset
+from namm.maps import MirrorMap
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "map_choices.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    return runpy.run_path(str(SCRIPT))
+
+
+def test_a_choice_changes_what_it_says_and_nothing_else(script):
+    base = preset("burgers", "gpu").settings.map
+    assert script["changed"](base, "as-is") == base
+    found = script["changed"](base, "batch=32,rate=1e-3,filters=32,blocks=9,boundary=zeros,weight=10,sigma=0.05")
+    assert found == replace(
+        base,
+        sigma_max=0.05,
+        weights=replace(base.weights, constraint=10.0),
+        f=replace(base.f, filters=32, blocks=9, boundary="zeros"),
+        train=replace(base.train, batch_size=32, learning_rate=1e-3),
+    )
+
+
+@pytest.mark.parametrize("choice", ["batch", "depth=3", "batch=32;rate=1"])
+def test_a_choice_that_is_none_is_refused(script, choice):
+    with pytest.raises((UsageError, ValueError)):
+        script["changed"](preset("burgers", "gpu").settings.map, choice)
+
+
+def test_choices_are_trained_apart_and_measured_on_the_same_images(script, tiny_preset, tmp_path):
+    s = tiny_preset.settings
+    out, file = tmp_path / "runs", tmp_path / "rows.json"
+    options = ["--steps", "4", "--out", str(out), "--json", str(file)]
+    assert script["main"](["as-is", "batch=2,rate=3e-3", *options], s) == 0
+    plain, other = json.loads(file.read_text())
+    assert (plain["steps"], other["steps"]) == (4, 4)
+    assert (plain["images"], other["images"]) == (4 * s.map.train.batch_size, 8)
+    assert plain["distances"] != other["distances"]
+    with script["open_store"](out / "images.h5") as store:
+        mirror, rule = MirrorMap.load(out / "batch=2,rate=3e-3" / "mirror"), build.constraint(s.data.rule)
+        found = [measure(mirror, rule, store["val"], sigma, 1000, precision="auto") for sigma in (0.0, 0.1)]
+    assert found[0]["distance_map"] == pytest.approx(other["distances"][0], rel=1e-5)
+    assert found[1]["distance_map"] == pytest.approx(other["distances"][-1], rel=1e-5)
+    assert found[0]["cycle_error"] == pytest.approx(other["cycle_error"], rel=1e-5)
