@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +41,17 @@ from namm.files import write_json
 NOISE = (0.0, 0.02, 0.05, 0.1)
 """σ at which ℓ is measured."""
 AS_IS = "as-is"
+PLACES = {
+    "batch": ("train", "batch_size", int),
+    "rate": ("train", "learning_rate", float),
+    "filters": ("f", "filters", int),
+    "blocks": ("f", "blocks", int),
+    "boundary": ("f", "boundary", str),
+    "normalisation": ("f", "normalisation", str),
+    "weight": ("weights", "constraint", float),
+    "sigma": ("", "sigma_max", float),
+}
+"""What a choice may change: the part of the map's settings, the field there, what it is."""
 SEED = 1000
 """Of the noise that is measured with."""
 
@@ -61,26 +73,15 @@ class Row:
 def changed(settings: MapSettings, choice: str) -> MapSettings:
     """`settings` with what `choice` says."""
     for pair in choice.split(",") if choice != AS_IS else ():
-        name, found, value = pair.partition("=")
-        if not found:
-            raise UsageError(f"the choice {choice!r} is neither {AS_IS} nor made of NAME=VALUE.")
-        train, f = settings.train, settings.f
-        match name:
-            case "batch":
-                settings = replace(settings, train=replace(train, batch_size=int(value)))
-            case "rate":
-                settings = replace(settings, train=replace(train, learning_rate=float(value)))
-            case "filters" | "blocks":
-                settings = replace(settings, f=replace(f, **{name: int(value)}))
-            case "boundary" | "normalisation":
-                settings = replace(settings, f=replace(f, **{name: value}))  # type: ignore[arg-type]
-            case "weight":
-                settings = replace(settings, weights=replace(settings.weights, constraint=float(value)))
-            case "sigma":
-                settings = replace(settings, sigma_max=float(value))
-            case _:
-                known = "batch, rate, filters, blocks, boundary, normalisation, weight, sigma"
-                raise UsageError(f"a choice cannot change {name!r}, only {known}.")
+        name, _, value = pair.partition("=")
+        if name not in PLACES or not value:
+            raise UsageError(
+                f"the choice {choice!r} is neither {AS_IS} nor made of NAME=VALUE with {', '.join(PLACES)}."
+            )
+        part, field, kind = PLACES[name]
+        own: Any = {field: kind(value)}
+        whole: Any = {part: replace(getattr(settings, part), **own)} if part else own
+        settings = replace(settings, **whole)
     return settings
 
 

@@ -112,8 +112,6 @@ def test_kid_and_fid_are_shown_where_they_were_measured(namm, whole_run, tmp_pat
 class Mixture(nn.Module):
     """In place of Inception: eight fixed mixtures of the pixels."""
 
-    num_features = 8
-
     def forward(self, pictures):
         mixing = torch.randn(pictures[0].numel(), 8, generator=torch.Generator().manual_seed(0))
         return pictures.flatten(1) @ mixing

@@ -20,8 +20,6 @@ from namm.evaluation.inception import find_weights, rename
 class Small(nn.Module):
     """A network of a few fixed features, so that these tests need no weights."""
 
-    num_features = 12
-
     def __init__(self, seed=0):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)

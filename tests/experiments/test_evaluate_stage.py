@@ -126,8 +126,6 @@ def test_an_interrupted_evaluation_keeps_its_samples(whole_run, tiny_preset, tmp
 class Mixture(nn.Module):
     """In place of Inception: eight fixed mixtures of the pixels."""
 
-    num_features = 8
-
     def forward(self, pictures):
         mixing = torch.randn(pictures[0].numel(), 8, generator=torch.Generator().manual_seed(0))
         return pictures.flatten(1) @ mixing

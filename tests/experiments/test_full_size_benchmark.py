@@ -25,8 +25,6 @@ TRAINED = ("map", "mdm", "samples", "finetune", "dm")
 class Means(nn.Module):
     """In place of Inception: the means of the quarters of a picture."""
 
-    num_features = 12
-
     def forward(self, pictures: Tensor) -> Tensor:
         return nn.functional.adaptive_avg_pool2d(pictures, 2).flatten(1)
 

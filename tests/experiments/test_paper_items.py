@@ -220,8 +220,6 @@ def test_fig9_shows_nine_of_each(made, out):
 class Mixture(nn.Module):
     """In place of Inception: eight fixed mixtures of the pixels."""
 
-    num_features = 8
-
     def forward(self, pictures):
         mixing = torch.randn(pictures[0].numel(), 8, generator=torch.Generator().manual_seed(0))
         return pictures.flatten(1) @ mixing

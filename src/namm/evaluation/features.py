@@ -5,8 +5,8 @@ With features φ (2048 numbers an image, `namm.evaluation.inception`):
     KID = unbiased MMD² of the features under k(a, b) = (⟨a, b⟩/2048 + 1)³, mean ± std over 100 random subsets of 1000
     FID = ‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2(Σ₁Σ₂)^½), the Fréchet distance of two Gaussians with the features' moments
 
-both computed by torchmetrics, in float64. FID is biased upwards by a term that falls with the number of images: compare
-equal numbers only (the paper: 50 000 against 50 000; KID 10 000 against 10 000).
+both in float64, where the network is; KID by torchmetrics. FID is biased upwards by a term that falls with the number
+of images: compare equal numbers only (the paper: 50 000 against 50 000; KID 10 000 against 10 000).
 
 What the network sees is a *picture*: `Clipped` for images in [0, 1]; for flows the vorticity, `Vorticity`.
 
@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -95,7 +94,7 @@ class Extractor:
 
     Args:
         picture: what the network sees of an image.
-        network: pictures (B, 3, H, W) in [0, 1] → (B, F), with an attribute `num_features`; Inception by default.
+        network: pictures (B, 3, H, W) in [0, 1] → (B, F); Inception by default.
         batch_size: pictures in the network at a time.
         cache: a folder that keeps features, or none.
         device: where the network runs; where its weights are by default.
@@ -120,9 +119,9 @@ class Extractor:
         self._digest = b"" if cache is None else _digest(network)
 
     @property
-    def num_features(self) -> int:
-        """F."""
-        return int(self.network.num_features)  # type: ignore[arg-type]
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next((p.device for p in self.network.parameters()), torch.device("cpu"))
 
     def chunks(self, images: Images, name: str = "images") -> Iterator[Tensor]:
         """Features (≤ 512, F) of images (N, C, H, W) in order, float32 on the CPU."""
@@ -146,8 +145,8 @@ class Extractor:
 
     @torch.no_grad()
     def _compute(self, pictures: Tensor) -> Tensor:
-        device = next((p.device for p in self.network.parameters()), pictures.device)
-        return torch.cat([self.network(part.to(device)).float().cpu() for part in pictures.split(self.batch_size)])
+        parts = pictures.split(self.batch_size)
+        return torch.cat([self.network(part.to(self.device)).float().cpu() for part in parts])
 
 
 def kid(
@@ -183,7 +182,12 @@ def kid(
         warnings.filterwarnings("ignore", message=".*save all extracted features in buffer.*")
         torch.manual_seed(fold(seed, "kid"))
         metric = KernelInceptionDistance(feature=_Given(), subsets=subsets, subset_size=size, sync_on_compute=False)
-        mean, std = _fed(metric, real, samples, extractor or Extractor()).compute()
+        extractor = extractor or Extractor()
+        metric.to(extractor.device)
+        for images, name in zip((real, samples), NAMES, strict=True):
+            for features in _wide(extractor, images, name):
+                metric.update(features, real=name == NAMES[0])
+        mean, std = metric.compute()
     return Estimate(float(mean), float(std))
 
 
@@ -199,30 +203,36 @@ def fid(real: Images, samples: Images, extractor: Extractor | None = None) -> fl
         DataError: shapes differ, NaN or inf in an image, or no Inception weights.
     """
     _require_comparable(real, samples)
-    from torchmetrics.image.fid import FrechetInceptionDistance
-
     extractor = extractor or Extractor()
-    metric = FrechetInceptionDistance(feature=_Given(extractor.num_features), sync_on_compute=False)
-    return float(_fed(metric, real, samples, extractor).compute())
+    (mean, covariance), (other_mean, other) = (
+        _moments(_wide(extractor, images, name)) for images, name in zip((real, samples), NAMES, strict=True)
+    )
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    common = torch.linalg.eigvalsh(root @ other @ root).clamp(min=0).sqrt().sum()  # tr (Σ₁Σ₂)^½, symmetric
+    return float((mean - other_mean).square().sum() + covariance.trace() + other.trace() - 2 * common)
+
+
+def _moments(chunks: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean (F,) and covariance (F, F) of features that come in chunks."""
+    n, total, products = 0, torch.zeros(()), torch.zeros(())
+    for features in chunks:
+        n, total, products = n + len(features), total + features.sum(0), products + features.T @ features
+    mean = total / n
+    return mean, (products - n * mean.outer(mean)) / (n - 1)
+
+
+def _wide(extractor: Extractor, images: Images, name: str) -> Iterator[Tensor]:
+    """Features in float64, where the network is: their products are not for a CPU."""
+    for features in extractor.chunks(images, name):
+        yield features.to(extractor.device, torch.float64)
 
 
 class _Given(nn.Module):
     """In place of torchmetrics' own network: what it is given are features already."""
 
-    def __init__(self, num_features: int = 0) -> None:
-        super().__init__()
-        self.num_features = num_features
-
     def forward(self, features: Tensor) -> Tensor:
         return features
-
-
-def _fed(metric: Any, real: Images, samples: Images, extractor: Extractor) -> Any:
-    """The metric, fed with the features of both sets in float64."""
-    for images, name in zip((real, samples), NAMES, strict=True):
-        for features in extractor.chunks(images, name):
-            metric.update(features.double(), real=name == NAMES[0])
-    return metric
 
 
 def _require_comparable(real: Images, samples: Images) -> None:

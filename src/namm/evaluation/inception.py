@@ -69,8 +69,6 @@ Branch = Sequence[Layer | Fork]
 class Inception(nn.Module):
     """Pictures in [0, 1] to features: (B, 3, H, W) → (B, 2048). Named as torchvision names its parts."""
 
-    num_features = FEATURES  # where torchmetrics looks for it
-
     def __init__(self) -> None:
         super().__init__()
         self.Conv2d_1a_3x3 = Convolution(3, 32, 3, stride=2)

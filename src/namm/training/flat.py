@@ -40,13 +40,13 @@ class FlatWeights:
             nn.Parameter(torch.zeros(length, dtype=dtype, device=device))
             for dtype, length in zip(dtypes, lengths, strict=True)
         ]
-        gradients = [torch.zeros_like(vector) for vector in self.vectors]
-        for vector, gradient in zip(self.vectors, gradients, strict=True):
+        self._whole_gradients = [torch.zeros_like(vector) for vector in self.vectors]
+        for vector, gradient in zip(self.vectors, self._whole_gradients, strict=True):
             vector.grad = gradient
         for weight, own in zip(self.weights, self.views([vector.data for vector in self.vectors]), strict=True):
             own.copy_(weight.data)
             weight.data, weight.grad = own, None
-        self._gradients = self.views(gradients)
+        self._gradients = self.views(self._whole_gradients)
         self._addresses = [weight.data_ptr() for weight in self.weights]
 
     def views(self, vectors: Sequence[Tensor]) -> list[Tensor]:
@@ -59,13 +59,15 @@ class FlatWeights:
     @torch.no_grad()
     def gather(self) -> None:
         """Take the gradients of the weights into those of the vectors, as zeros where there are none, and drop them."""
-        for vector in self.vectors:
-            vector.grad.zero_()  # type: ignore[union-attr]  # also what lies between weights, which clipping may spoil
-        given = [(place, w) for place, w in zip(self._gradients, self.weights, strict=True) if w.grad is not None]
-        if given:
-            torch._foreach_copy_([place for place, _ in given], [w.grad for _, w in given])
-        for weight in self.weights:
-            weight.grad = None
+        for whole in self._whole_gradients:
+            whole.zero_()  # what lies between weights too: clipping by a norm that is not finite spoils it
+        places, gradients = [], []
+        for place, weight in zip(self._gradients, self.weights, strict=True):
+            if weight.grad is not None:
+                places.append(place)
+                gradients.append(weight.grad)
+                weight.grad = None
+        torch._foreach_copy_(places, gradients)
 
     def require_in_place(self) -> None:
         """Refuse weights that somebody has given other memory: the optimiser would not see them any more."""
