@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from namm.errors import UsageError
-from namm.numerics import arithmetic, autocast, backends, seed_torch
+from namm.numerics import arithmetic, autocast, backends, in_two, seed_torch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -61,3 +63,13 @@ def test_a_misspelt_precision_is_refused():
 def test_plain_float32_is_plain_inside_of_autocast_too(precision):
     with torch.autocast("cpu", torch.bfloat16), arithmetic(precision, CPU):
         assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20))
+def test_two_parts_of_a_picture_survive_rounding(values):
+    x = torch.tensor(values).reshape(1, 1, 1, -1)
+    coarse, rest = in_two(x).chunk(2, dim=1)
+    assert torch.equal(coarse, coarse.bfloat16().float())
+    assert torch.equal(coarse + rest, x)
+    smallest = torch.finfo(torch.bfloat16).tiny
+    assert ((coarse + rest.bfloat16().float() - x).abs() <= 2.0**-16 * x.abs() + smallest).all()

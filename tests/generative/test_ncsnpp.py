@@ -10,7 +10,16 @@ from scipy.signal import correlate2d
 
 from namm.errors import DataError, UsageError
 from namm.generative import NCSNpp
-from namm.generative.layers import Double, Halve, PyramidStep, ResidualBlock, SelfAttention, embed_time, group_norm
+from namm.generative.layers import (
+    Double,
+    Halve,
+    PictureConv2d,
+    PyramidStep,
+    ResidualBlock,
+    SelfAttention,
+    embed_time,
+    group_norm,
+)
 
 SMALL = {"height": 8, "filters": 8, "multipliers": (1, 2), "blocks": 1, "attention": (4,)}
 PHI = np.outer([1, 3, 3, 1], [1, 3, 3, 1]) / 64
@@ -283,3 +292,15 @@ def test_any_height_without_attention():
 def test_settings_out_of_range_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         NCSNpp(**SMALL | options)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_picture_in_two_parts_gives_the_same_convolution_and_gradients(channels):
+    head = PictureConv2d(channels, 6, 3, padding=1)
+    found = []
+    for forward in (head.for_matrix_units, head):
+        x = torch.linspace(-2, 3, 2 * channels * 5 * 4).reshape(2, channels, 5, 4).requires_grad_()
+        y = forward(x)
+        found.append((y, *torch.autograd.grad(y, [x, head.weight, head.bias], torch.cos(y.detach()))))
+    for ours, plain in zip(*found, strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-4, atol=1e-4 * float(plain.detach().abs().max()))

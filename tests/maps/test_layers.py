@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from namm.maps.layers import FirstConv2d, InstanceNorm2d, LastConv2d, conv2d_from_few, conv2d_to_few, in_two
+from namm.maps.layers import FirstConv2d, InstanceNorm2d, LastConv2d, conv2d_from_few, conv2d_to_few
+from namm.numerics import in_two
 
 
 def case(inputs: int, outputs: int, k: int, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
@@ -62,16 +63,6 @@ def test_what_a_gpu_computes_of_a_padded_image_is_what_a_cpu_does(boundary):
     h = conv2d_from_few(first.padded(x), first.weight, first.bias)
     assert torch.allclose(h, first(x), rtol=1e-12, atol=1e-12)
     assert torch.allclose(conv2d_to_few(last.padded(h), last.weight, last.bias), last(h), rtol=1e-12, atol=1e-12)
-
-
-@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20))
-def test_two_parts_of_a_picture_survive_rounding(values):
-    x = torch.tensor(values).reshape(1, 1, 1, -1)
-    coarse, rest = in_two(x).chunk(2, dim=1)
-    assert torch.equal(coarse, coarse.bfloat16().float())
-    assert torch.equal(coarse + rest, x)
-    smallest = torch.finfo(torch.bfloat16).tiny
-    assert ((coarse + rest.bfloat16().float() - x).abs() <= 2.0**-16 * x.abs() + smallest).all()
 
 
 @pytest.mark.parametrize("boundary", ["zeros", "circular"])

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from namm.numerics import at_least_float32, full_precision
+from namm.numerics import at_least_float32, full_precision, in_two
 
 SQRT_HALF = 0.5**0.5
 
@@ -117,6 +117,20 @@ class SelfAttention(nn.Module):
         q, k, v = self.qkv(pixels).unsqueeze(1).chunk(3, dim=-1)
         h = self.out(F.scaled_dot_product_attention(q, k, v).squeeze(1))
         return (x + h.transpose(1, 2).unflatten(2, x.shape[2:])) * SQRT_HALF
+
+
+class PictureConv2d(nn.Conv2d):
+    """A convolution that reads a picture: in two parts on a GPU, whose matrix units would round its every pixel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, H, W) -> (B, O, H', W')."""
+        return self.for_matrix_units(x) if x.is_cuda and x.dtype == torch.float32 else super().forward(x)
+
+    def for_matrix_units(self, x: Tensor) -> Tensor:
+        """The same of a float32 picture."""
+        parts = (in_two(x), torch.cat([self.weight, self.weight], dim=1))
+        picture, weight = (part.contiguous(memory_format=torch.channels_last) for part in parts)
+        return F.conv2d(picture, weight, self.bias, self.stride, self.padding)
 
 
 class PreciseConv2d(nn.Conv2d):

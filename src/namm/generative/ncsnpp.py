@@ -24,7 +24,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.generative.layers import PreciseConv2d, ResidualBlock, SelfAttention, embed_time, group_norm
+from namm.generative.layers import PictureConv2d, PreciseConv2d, ResidualBlock, SelfAttention, embed_time, group_norm
 from namm.generative.levels import Middle, down_path, up_path
 from namm.numerics import full_precision
 
@@ -74,7 +74,7 @@ class NCSNpp(ModelMixin, ConfigMixin):
         widths = [filters * multiplier for multiplier in multipliers]
         attends = [height // unshuffle / 2**level in attention for level in range(len(widths))]
         self.time = nn.Sequential(nn.Linear(filters, time), nn.SiLU(), nn.Linear(time, time))
-        self.head = nn.Conv2d(pixels, filters, 3, padding=1)
+        self.head = PictureConv2d(pixels, filters, 3, padding=1)
         self.down, kept = down_path(pixels, filters, widths, blocks, attends, time, dropout)
         self.middle = Middle(widths[-1], time, dropout)
         self.up = up_path(kept, widths, blocks, attends, time, dropout)

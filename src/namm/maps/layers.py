@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from namm.numerics import at_least_float32
+from namm.numerics import at_least_float32, in_two
 
 Boundary = Literal["zeros", "circular"]
 
@@ -58,17 +58,6 @@ def conv2d_to_few(x: Tensor, weight: Tensor, bias: Tensor | None = None, block: 
     kernels = [F.pad(weight, (j, rest - j, i, rest - i)) for i in range(block) for j in range(block)]
     biases = None if bias is None else bias.repeat_interleave(block**2)
     return F.pixel_shuffle(F.conv2d(x, torch.stack(kernels, dim=1).flatten(0, 1), biases, stride=block), block)
-
-
-def in_two(x: Tensor) -> Tensor:
-    """A float32 picture as its first 8 bits and what they leave, side by side: (B, C, H, W) -> (B, 2C, H, W).
-
-    Matrix units round what they multiply to 8 or 11 bits. Every pixel is then off by its own amount, which looks like
-    noise; of the two parts together they keep 16 bits. Bits are masked, not rounded by a cast: compilers drop those.
-    """
-    with torch.no_grad():
-        coarse = (x.detach().view(torch.int32) & -(2**16)).view(torch.float32)
-    return torch.cat([coarse, x - coarse], dim=1)
 
 
 class SameConv2d(nn.Conv2d):
