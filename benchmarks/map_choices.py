@@ -3,7 +3,7 @@
     python benchmarks/map_choices.py CHOICE [CHOICE …] [--minutes 0.75] [--prepare N] [--preset gpu]
                                      [--out runs/choices] [--json FILE]
 
-A choice is a name of no consequence or what it changes in the preset of Burgers' equation, joined by commas:
+A choice is `as-is`, or says what to change in the preset of Burgers' equation, joined by commas:
 
     as-is    batch=32,rate=1e-3    filters=32,blocks=9,normalisation=instance    weight=10,sigma=0.05
 

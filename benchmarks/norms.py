@@ -4,7 +4,7 @@
     package     `namm.generative.layers.GroupNorm`, in torch, all of it for the compiler to fuse: what the package does
     kernels     sums over pixels by kernels of our own, the rest for the compiler (norm_kernels.py)
 
-    python benchmarks/norms.py [--batch 256] [--steps 60] [--without-network] [--json FILE]
+    python benchmarks/norms.py [--batch 256] [--steps 60] [--preset paper] [--network kernels package] [--json FILE]
 
 Prints how far values and gradients of the kernels are from float64, milliseconds of a forward and backward pass in
 bfloat16 for every size of the network, and images per second, warm-up and kernels of a training step of it by the
@@ -14,7 +14,7 @@ exit code is 1 if a difference is beyond rounding.
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from gpu_tools import Bench, by_kind, training
 from namm.experiments import build
+from namm.experiments.presets import PRESETS
 from namm.files import write_json
 from namm.generative import layers
 from namm.training.models import ModelObjective
@@ -37,6 +38,7 @@ SIZES = ((64, 64), (64, 128), (32, 128), (32, 256), (16, 128), (16, 256), (8, 12
 CASES = ((2, 8, 4, 4, 2), (3, 12, 4, 6, 3), (2, 6, 3, 3, 1), (2, 16, 8, 8, 4))
 """Images, channels, rows, columns and groups of what is compared with float64."""
 ROUNDING = 1e-5
+WAYS = ("kernels", "package")
 
 
 def differences(device: torch.device) -> float:
@@ -129,22 +131,17 @@ def alone(device: torch.device, batch: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def network(device: torch.device, batch: int, steps: int) -> dict[str, dict[str, Any]]:
-    """A training of the paper's score network by the two ways."""
-    bench = Bench(device, batch, "bf16", quick=False)
-    s = bench.settings("burgers", "paper")
-
-    def measured() -> dict[str, Any]:
-        model = build.diffusion(s.mdm.network, s.mdm.diffusion, build.dataset(s.data).shape, seed=0)
-        bench.fresh()
-        figures = training(bench, ModelObjective(model), model.sample_shape, s.mdm.train, steps)
-        torch.compiler.reset()
-        kinds = {kind: 1e3 * seconds * batch for kind, seconds in by_kind(figures.kernels).items()}
-        return {"images_per_second": figures.images_per_second, "warmup_s": figures.warmup_seconds, "kernels_ms": kinds}
-
-    with kernels_in_the_network():
-        ours = measured()
-    return {"kernels": ours, "package": measured()}
+def network(device: torch.device, way: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A training of the preset's score network by `kernels` or as the `package` has it."""
+    bench = Bench(device, options.batch, "bf16", quick=False)
+    s = bench.settings("burgers", options.preset)
+    model = build.diffusion(s.mdm.network, s.mdm.diffusion, build.dataset(s.data).shape, seed=0)
+    bench.fresh()
+    with kernels_in_the_network() if way == "kernels" else nullcontext():
+        figures = training(bench, ModelObjective(model), model.sample_shape, s.mdm.train, options.steps)
+    torch.compiler.reset()
+    kinds = {kind: 1e3 * seconds * options.batch for kind, seconds in by_kind(figures.kernels).items()}
+    return {"images_per_second": figures.images_per_second, "warmup_s": figures.warmup_seconds, "kernels_ms": kinds}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,7 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--without-network", action="store_true")
+    parser.add_argument("--preset", choices=PRESETS, default="paper", help="whose score network is trained")
+    parser.add_argument("--network", nargs="*", choices=WAYS, default=WAYS, help="train it so; nothing: not at all")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -164,10 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for size, ms in report["alone"].items():
             table.add_row(size, *(f"{value:.3f}" for value in ms.values()), f"{ms['torch'] / ms['kernels']:.2f}")
         Console(width=100).print(table)
-        if not options.without_network:
-            report["network"] = network(device, options.batch, options.steps)
-            for name, found in report["network"].items():
-                print(f"score step, {name}: {found}", flush=True)
+        report["network"] = {way: network(device, way, options) for way in options.network}
+        for way, found in report["network"].items():
+            print(f"score step, {way}: {found}", flush=True)
     if options.json:
         write_json(options.json, report)
     return 0 if report["difference"] <= ROUNDING else 1

@@ -11,6 +11,7 @@ import pytest
 
 from namm.experiments.assimilation import Score, Setting
 from namm.experiments.folder import read_record
+from namm.experiments.presets import preset
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "assimilation.py"
 
@@ -67,3 +68,16 @@ def test_the_verdict_is_that_of_its_limits(module):
     assert judged(error=0.1004)  # within one standard error
     assert not judged(error=0.102)
     assert not judged(failed=1)
+
+
+def test_a_longer_run_is_longer_on_the_side_that_decides_the_other(module):
+    s = preset("burgers", "demo").settings
+    longer = module["lengthened"](s, 4, compile=True)
+    assert [part.train.budget for part in (longer.map, longer.mdm, longer.finetune)] == [
+        "3 minutes",
+        "7 minutes",
+        "0.8 minutes",
+    ]
+    assert longer.dm.equal_compute
+    assert all(part.train.compile for part in (longer.map, longer.mdm, longer.finetune, longer.dm))
+    assert replace(longer.map, train=s.map.train) == s.map

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from namm.errors import DataError
 from namm.numerics import full_precision
 
-FEATURES = 2048
 SIDE = 299
 SHA256 = {
     "default_1.pt": "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34",
