@@ -39,7 +39,9 @@ def evaluate(experiment: str, name: str, seed: int, out: Path, settings: Setting
     from namm.experiments.run import run
 
     chosen = preset(experiment, name)
-    chosen = replace(chosen, settings=with_seed(settings or chosen.settings, seed))
+    seeded = with_seed(settings or chosen.settings, seed)
+    seeded = replace(seeded, evaluate=replace(seeded.evaluate, milestone_samples=0))  # nothing here looks at them
+    chosen = replace(chosen, settings=seeded)
     folder = out / f"{experiment}-{name}-{seed}"
     run(chosen, folder, until="evaluate")
     metrics: Rows = json.loads((folder / "evaluate" / "metrics.json").read_text())
