@@ -4,9 +4,11 @@ Runs the demo-size experiment to its evaluation once per seed, data, trainings a
 with what is asked of it: mean ℓ at least 50 % below the baseline's, finetuning no worse, √MMD² at most 1.25 times the
 baseline's, total variation at least 0.85 times the data's.
 
-    python benchmarks/against_baseline.py [--experiment burgers] [--preset demo] [--seeds 0 1 2] [--out runs/seeds]
+    python benchmarks/against_baseline.py [--experiment burgers] [--preset demo] [--seeds 0 1 2] [--times 0.8]
+                                          [--out runs/seeds]
 
-What is complete in --out is not run again. The exit code is 1 if a seed falls short.
+Trainings take --times the preset's minutes, on both sides. What is complete in --out is not run again. The exit code is
+1 if a seed falls short.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from rich.table import Table
 from namm.cli import spin_briefly
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
 from namm.experiments.settings import Settings, with_seed
+from run_lengths import TIMES, folder_name, lengthened
 
 Rows = dict[str, Any]
 LABELS = {
@@ -34,15 +37,17 @@ LABELS = {
 }
 
 
-def evaluate(experiment: str, name: str, seed: int, out: Path, settings: Settings | None = None) -> Rows:
+def evaluate(
+    experiment: str, name: str, seed: int, out: Path, settings: Settings | None = None, times: float = TIMES
+) -> Rows:
     """What metrics.json says of one seed."""
     from namm.experiments.run import run
 
     chosen = preset(experiment, name)
-    seeded = with_seed(settings or chosen.settings, seed)
+    seeded = lengthened(with_seed(settings or chosen.settings, seed), times)
     seeded = replace(seeded, evaluate=replace(seeded.evaluate, milestone_samples=0))  # nothing here looks at them
     chosen = replace(chosen, settings=seeded)
-    folder = out / f"{experiment}-{name}-{seed}"
+    folder = out / folder_name(experiment, name, times, seed)
     run(chosen, folder, until="evaluate")
     metrics: Rows = json.loads((folder / "evaluate" / "metrics.json").read_text())
     return metrics
@@ -98,12 +103,13 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
     parser.add_argument("--experiment", choices=EXPERIMENTS, default="burgers")
     parser.add_argument("--preset", choices=PRESETS, default="demo")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--times", type=float, default=TIMES, help="of the preset's minutes")
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
     options = parser.parse_args(arguments)
     spin_briefly()
     console, verdicts = Console(width=110), {}
     for seed in options.seeds:
-        metrics = evaluate(options.experiment, options.preset, seed, options.out, settings)
+        metrics = evaluate(options.experiment, options.preset, seed, options.out, settings, options.times)
         show(seed, metrics, console)
         verdicts[seed] = verdict(metrics)
     table = Table("", *(f"seed {seed}" for seed in verdicts), title="ratios", title_justify="left")

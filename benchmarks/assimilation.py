@@ -1,8 +1,8 @@
 """Mirror DPS against DPS and CG-DPS on Burgers' equation, each at its best settings, over seeds.
 
-Trains the demo-size experiment once per seed (in the folders of `against_baseline.py`), observes the first eighth of
-the columns of held-out images with noise 0.2, chooses each method's ζ, and CG-DPS's weight, on other held-out images
-(`namm.experiments.assimilation_tuning` says how), and compares them:
+Trains the demo-size experiment once per seed (in the folders of `against_baseline.py`, which it shares), observes the
+first eighth of the columns of held-out images with noise 0.2, chooses each method's ζ, and CG-DPS's weight, on other
+held-out images (`namm.experiments.assimilation_tuning` says how), and compares them:
 
     mean ℓ of mirror DPS at least 3 times below DPS's and 2 times below CG-DPS's, at a χ² within 10 % of the truths' own
     and no more than 10 % above the others', and with an error against the truth that is no worse: its mean excess over
@@ -12,11 +12,11 @@ Beside that it prints the same of the settings with the smallest error, whatever
 the noise, which mirror DPS hardly can. This is for information.
 
     python benchmarks/assimilation.py [--seeds 0 1 2] [--truths 16] [--n 32] [--steps 100] [--out runs/seeds]
-                                      [--longer TIMES] [--compile] [--guidance dps|likelihood]
+                                      [--times 0.8] [--compile] [--guidance dps|likelihood]
                                       [--figure FILE] [--json FILE]
 
-What is complete in --out is not run again. Runs that are trained for longer, both sides alike, have folders of their
-own; `--compile` is for a GPU. The exit code is 1 if a seed falls short.
+What is complete in --out is not run again. Trainings take --times the preset's minutes, both sides alike; `--compile`
+is for a GPU. The exit code is 1 if a seed falls short.
 """
 
 import argparse
@@ -24,7 +24,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -46,11 +45,11 @@ from namm.experiments.assimilation_tasks import NOISE, make_task, other_numbers
 from namm.experiments.assimilation_tuning import TOLERANCE, choose, tune
 from namm.experiments.presets import Preset, preset
 from namm.experiments.run import run
-from namm.experiments.settings import Settings, with_seed
+from namm.experiments.settings import with_seed
 from namm.experiments.trained import Trained
 from namm.files import write_json
 from namm.inverse import AncestralSteps, DDIMSteps
-from namm.training.settings import Budget, TrainSettings
+from run_lengths import TIMES, folder_name, lengthened
 
 OURS, LEAST = "mirror-dps", {"dps": 3.0, "cg-dps": 2.0}
 """How many times the others' ℓ must be ours."""
@@ -96,20 +95,6 @@ def study(chosen: Preset, folder: Path, options: argparse.Namespace) -> Study:
         found[reading] = {method: score(made[setting]) for method, setting in best.items()}
         errors[reading] = {method: made[setting].error.tolist() for method, setting in best.items()}
     return Study(tried, others.truth_chi2, task.truth_chi2, found, errors)
-
-
-def lengthened(s: Settings, times: float, *, compile: bool) -> Settings:
-    """`s` with every training of the method that many times as long, which the baseline then equals."""
-
-    def own(train: TrainSettings) -> TrainSettings:
-        budget = Budget.parse(train.budget)
-        return replace(train, budget=f"{times * budget.amount:g} {budget.unit}", compile=compile)
-
-    parts: dict[str, Any] = {
-        name: replace(part, train=own(part.train))
-        for name, part in (("map", s.map), ("mdm", s.mdm), ("finetune", s.finetune))
-    }
-    return replace(s, **parts, dm=replace(s.dm, train=replace(s.dm.train, compile=compile)))
 
 
 def verdict(
@@ -213,7 +198,7 @@ def main(arguments: Sequence[str] | None = None, base: Preset | None = None) -> 
     parser.add_argument("--zetas", type=float, nargs="+", default=(), help="to try; by default a wide grid")
     parser.add_argument("--weights", type=float, nargs="+", default=(), help="to try in CG-DPS")
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--longer", type=float, default=1.0, metavar="TIMES", help="train that many times as long")
+    parser.add_argument("--times", type=float, default=TIMES, help="of the preset's minutes")
     parser.add_argument("--compile", action="store_true", help="compile the trainings")
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
     parser.add_argument("--figure", type=Path)
@@ -222,11 +207,9 @@ def main(arguments: Sequence[str] | None = None, base: Preset | None = None) -> 
     spin_briefly()
     chosen, console, studies = base or preset("burgers", "demo"), Console(width=120), {}
     for seed in options.seeds:
-        settings = with_seed(chosen.settings, seed)
-        if options.compile or options.longer != 1:
-            settings = lengthened(settings, options.longer, compile=options.compile)
-        name = f"{chosen.experiment}-{chosen.name}" + (f"-{options.longer:g}" if options.longer != 1 else "")
-        studies[seed] = study(replace(chosen, settings=settings), options.out / f"{name}-{seed}", options)
+        settings = lengthened(with_seed(chosen.settings, seed), options.times, compile=options.compile)
+        folder = options.out / folder_name(chosen.experiment, chosen.name, options.times, seed)
+        studies[seed] = study(replace(chosen, settings=settings), folder, options)
         show(seed, studies[seed], console)
     verdicts = {reading: {k: _judge(one, reading) for k, one in studies.items()} for reading in READINGS}
     for reading, found in verdicts.items():

@@ -35,9 +35,7 @@ def absent(*_) -> None:
 
 @pytest.fixture(scope="module")
 def benchmark():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield runpy.run_path(str(BENCHMARKS / "full_size.py"))
+    return runpy.run_path(str(BENCHMARKS / "full_size.py"))
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,7 @@ PRECISIONS = ["bf16", "tf32"] if torch.cuda.is_available() else ["fp32"]
 
 @pytest.fixture(scope="module")
 def gpu():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "gpu.py")))
+    return SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "gpu.py")))
 
 
 @pytest.fixture(scope="module")
