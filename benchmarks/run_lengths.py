@@ -7,7 +7,7 @@ from namm.experiments.settings import Settings
 from namm.training.settings import Budget, TrainSettings
 
 TIMES = 0.8
-"""Of the preset's minutes: three seeds of the demo then take less than 25 of them on two cores."""
+"""Of the preset's minutes: three seeds of the demo take 25 and a half on two cores with all of them."""
 
 
 def lengthened(s: Settings, times: float, *, compile: bool = False) -> Settings:
