@@ -4,7 +4,7 @@ Runs the demo-size experiment to its evaluation once per seed, data, trainings a
 with what is asked of it: mean ℓ at least 50 % below the baseline's, finetuning no worse, √MMD² at most 1.25 times the
 baseline's, total variation at least 0.85 times the data's.
 
-    python benchmarks/against_baseline.py [--experiment burgers] [--preset demo] [--seeds 0 1 2] [--times 0.8]
+    python benchmarks/against_baseline.py [--experiment burgers] [--preset demo] [--seeds 0 1 2] [--times 1]
                                           [--out runs/seeds]
 
 Trainings take --times the preset's minutes, on both sides. What is complete in --out is not run again. The exit code is

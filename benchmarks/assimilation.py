@@ -12,7 +12,7 @@ Beside that it prints the same of the settings with the smallest error, whatever
 the noise, which mirror DPS hardly can. This is for information.
 
     python benchmarks/assimilation.py [--seeds 0 1 2] [--truths 16] [--n 32] [--steps 100] [--out runs/seeds]
-                                      [--times 0.8] [--compile] [--guidance dps|likelihood]
+                                      [--times 1] [--compile] [--guidance dps|likelihood]
                                       [--figure FILE] [--json FILE]
 
 What is complete in --out is not run again. Trainings take --times the preset's minutes, both sides alike; `--compile`

@@ -105,8 +105,7 @@ def _backward_op(
     first, second = sums.unbind(1)  # Σ ∂z and Σ ∂z x̂ over pixels, (B, C)
     numbers = pixels * x.shape[1] // groups
     along, across = (
-        ((weight * each).unflatten(1, (groups, -1)).sum(2) / numbers).repeat_interleave(len(weight) // groups, 1)
-        for each in (first, second)
+        _spread((weight * each).unflatten(1, (groups, -1)).sum(2) / numbers, x.shape[1]) for each in (first, second)
     )
     normal = x.float() * _wide(unit) + _wide(offset)
     down = grad.float()
@@ -115,7 +114,7 @@ def _backward_op(
         gate = z.sigmoid()
         down = down * gate * (1 + z * (1 - gate))
     slope = (_wide(unit) * (weight[:, None, None] * down - _wide(along) - normal * _wide(across))).to(x.dtype)
-    of_normal = pixels * (mean - _spread(middle, mean)) * unit  # Σ x̂ over pixels
+    of_normal = pixels * (mean - _spread(middle, x.shape[1])) * unit  # Σ x̂ over pixels
     return slope, unit * (weight * first - pixels * along - across * of_normal), second.sum(0), first.sum(0)
 
 
@@ -157,13 +156,13 @@ def _over_blocks(kernel: Any, x: Tensor, given: tuple[Tensor, ...], **options: A
 
 def _affine(channels: int, added: Tensor | None, middle: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
     """x̂ = unit x + offset, both (B, C)."""
-    size = channels // middle.shape[1]
-    unit, centre = rate.repeat_interleave(size, 1), middle.repeat_interleave(size, 1)
-    return unit, ((0.0 if added is None else added) - centre) * unit
+    unit = _spread(rate, channels)
+    return unit, ((0.0 if added is None else added) - _spread(middle, channels)) * unit
 
 
-def _spread(grouped: Tensor, like: Tensor) -> Tensor:
-    return grouped.repeat_interleave(like.shape[1] // grouped.shape[1], 1)
+def _spread(grouped: Tensor, channels: int) -> Tensor:
+    """What each group has, for each of its channels: (B, G) -> (B, C)."""
+    return grouped.repeat_interleave(channels // grouped.shape[1], 1)
 
 
 def _wide(each: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def module():
 
 def test_ratios_figure_and_exit_code(module, whole_run, tiny_preset, tmp_path, capsys):
     run = shutil.copytree(whole_run, tmp_path / "seeds" / "burgers-demo-1-0")
-    few = ["--times", "1", "--truths", "3", "--n", "2", "--tune-truths", "2", "--tune-n", "2", "--steps", "4"]
+    few = ["--truths", "3", "--n", "2", "--tune-truths", "2", "--tune-n", "2", "--steps", "4"]
     where = ["--out", str(run.parent), "--json", str(tmp_path / "a.json"), "--figure", str(tmp_path / "a.png")]
     numbers = ["--zetas", "1e-5", "1e-4", "--weights", "50"]
     before = read_record(run / "dm")

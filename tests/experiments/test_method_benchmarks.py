@@ -46,7 +46,7 @@ def out(tmp_path_factory):
 
 
 def metrics(out, seed):
-    return json.loads((out / f"burgers-demo-0.8-{seed}" / "evaluate" / "metrics.json").read_text())
+    return json.loads((out / f"burgers-demo-1-{seed}" / "evaluate" / "metrics.json").read_text())
 
 
 def test_against_the_baseline(tiny, out, capsys):
@@ -95,7 +95,7 @@ def test_few_steps(tiny, out, capsys, tmp_path):
     seeded = replace(tiny, settings=with_seed(tiny.settings, 0))
     where = [
         "--run",
-        str(out / "burgers-demo-0.8-0"),
+        str(out / "burgers-demo-1-0"),
         "--json",
         str(tmp_path / "f.json"),
         "--figure",
