@@ -92,8 +92,8 @@ def study(base: Settings, choice: str, data: Images, held_out: Images, out: Path
         mirror, trained = learn_map(settings, data, held_out, out / choice)
     except TrainingError as error:
         return Row(choice, failed=str(error))
-    rule, precision = build.constraint(settings.data.rule).to(device()), settings.map.train.precision
-    found = [measure(mirror.to(device()), rule, held_out, sigma, SEED, precision=precision) for sigma in NOISE]
+    rule = build.constraint(settings.data.rule).to(device())
+    found = [measure(mirror.to(device()), rule, held_out, sigma, SEED) for sigma in NOISE]
     return Row(
         choice,
         trained.steps,

@@ -39,6 +39,10 @@ CASES = ((2, 8, 4, 4, 2), (3, 12, 4, 6, 3), (2, 6, 3, 3, 1), (2, 16, 8, 8, 4))
 """Images, channels, rows, columns and groups of what is compared with float64."""
 ROUNDING = 1e-5
 WAYS = ("kernels", "package")
+PACKAGE: dict[type[nn.Module], Callable[..., Tensor]] = {
+    layers.ResidualBlock: layers.ResidualBlock.forward,
+    layers.GroupNorm: layers.GroupNorm.forward,
+}
 
 
 def differences(device: torch.device) -> float:
@@ -71,6 +75,8 @@ def by_kernels(norm: nn.GroupNorm, x: Tensor, added: Tensor | None, *, silu: boo
 
 
 def _block(block: layers.ResidualBlock, x: Tensor, time: Tensor) -> Tensor:
+    if not x.is_cuda:  # where operations are counted
+        return PACKAGE[layers.ResidualBlock](block, x, time)
     h = F.conv2d(block.resample(by_kernels(block.norm0, x, None, silu=True)), block.conv0.weight, None, padding=1)
     added = block.bias(time) + block.conv0.bias
     h = block.conv1(block.dropout(by_kernels(block.norm1, h, added.float(), silu=True)))
@@ -86,19 +92,19 @@ def _by_torch(norm: nn.GroupNorm, x: Tensor) -> Tensor:
 
 
 def _norm(norm: layers.GroupNorm, x: Tensor) -> Tensor:
-    return by_kernels(norm, x, None, silu=False)
+    return by_kernels(norm, x, None, silu=False) if x.is_cuda else PACKAGE[layers.GroupNorm](norm, x)
 
 
 @contextmanager
 def kernels_in_the_network() -> Iterator[None]:
     """The score network computes its norms by the kernels in this context."""
-    kept = layers.ResidualBlock.forward, layers.GroupNorm.forward
     layers.ResidualBlock.forward = _block  # type: ignore[assignment, method-assign]
     layers.GroupNorm.forward = _norm  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        layers.ResidualBlock.forward, layers.GroupNorm.forward = kept  # type: ignore[method-assign]
+        for layer, forward in PACKAGE.items():
+            layer.forward = forward  # type: ignore[method-assign]
 
 
 def alone(device: torch.device, batch: int) -> dict[str, dict[str, float]]:

@@ -166,7 +166,7 @@ def training_folder(out: Path, path: str, seed: int) -> Path:
 def measure_map(s: Settings, mirror: MirrorMap, held_out: Images) -> dict[str, float]:
     """Figures of the map."""
     rule = build.constraint(s.data.rule).to(device())
-    distances = measure(mirror, rule, held_out, s.map.sigma_max, MEASURED, precision="fp32")
+    distances = measure(mirror, rule, held_out, s.map.sigma_max, MEASURED)
     objective = MapObjective(mirror, rule, noise=build.noise(s.map), regulariser=build.regulariser(s.map))
     losses = mean_losses(objective, held_out, s.map.train)
     return {
@@ -179,7 +179,7 @@ def measure_map(s: Settings, mirror: MirrorMap, held_out: Images) -> dict[str, f
 
 def measure_score(s: Settings, model: ModelObjective, mirror: MirrorMap, held_out: Images) -> dict[str, float]:
     """The loss of the score network on g(x)."""
-    y = mirror_images(mirror, held_out, device(), "fp32")
+    y = mirror_images(mirror, held_out, device())
     return {"score": mean_losses(model, y, s.mdm.train)["val/loss"]}
 
 

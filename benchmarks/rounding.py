@@ -1,13 +1,14 @@
-"""What bfloat16 inside f costs in ℓ, part by part.
+"""What bfloat16 and TF32 inside f cost in ℓ, part by part.
 
-f is evaluated on g(x) of validation images with some of its parts in bfloat16, as autocast would have them, and the
-others in float32. What that adds to the float32 output is rounding, δ; it breaks the rule by ℓ(x + δ), which no
-training can undo.
+f is evaluated on g(x) of validation images with some of its parts in bfloat16, as autocast would have them, its tail in
+TF32 if that is one of them, and the others in float32. What that adds to the float32 output is rounding, δ; it breaks
+the rule by ℓ(x + δ), which no training can undo.
 
     python benchmarks/rounding.py RUN [--n 64] [--json FILE]
 
 RUN is a run with a trained map whose f has a skip, such as that of `make demo`. "Everything but the tail" is what the
-network would do if autocast decided; "down, middle, up" is what it does.
+network would do if autocast decided; "down, middle, up, tail" is what it does in a training on a GPU, and nothing is
+rounded where it hands over images. TF32 is imitated: of features and weights 10 bits are kept.
 """
 
 import argparse
@@ -32,6 +33,8 @@ CASES = {
     "everything but the tail": PARTS,
     "head": PARTS[:1],
     "down, middle, up": PARTS[1:],
+    "down, middle, up, tail": (*PARTS[1:], "tail"),
+    "tail": ("tail",),
     "middle": ("middle",),
     "nothing": (),
 }
@@ -46,8 +49,19 @@ def rounded(f: ResNet, y: Tensor, parts: Sequence[str]) -> Tensor:
 
     head = through("head", y)
     h = through("up", through("middle", through("down", head)))
-    out = f.tail(h + head)
+    out = _tail_in_tf32(f, h + head) if "tail" in parts else f.tail(h + head)
     return f.activation(out + y if f.residual else out)
+
+
+def _tail_in_tf32(f: ResNet, h: Tensor) -> Tensor:
+    weights = dict(f.tail.named_parameters()) | {"weight": in_tf32(f.tail.weight)}
+    out: Tensor = torch.func.functional_call(f.tail, weights, (in_tf32(h),))
+    return out
+
+
+def in_tf32(x: Tensor) -> Tensor:
+    """`x` with the 10 bits after the first that products in TF32 keep, rounded to the nearest."""
+    return ((x.detach().view(torch.int32) + 2**12) & -(2**13)).view(torch.float32)
 
 
 @torch.no_grad()
@@ -67,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     y = mirror.to_mirror(x)
     exact = mirror.to_data(y)
     found = {}
-    table = Table("in bfloat16", "rms of δ", "ℓ(x + δ)", "ℓ(f(g(x)))")
+    table = Table("rounded", "rms of δ", "ℓ(x + δ)", "ℓ(f(g(x)))")
     for case, parts in CASES.items():
         ours = rounded(mirror.f, y, parts)
         delta = ours - exact

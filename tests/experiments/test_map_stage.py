@@ -79,9 +79,7 @@ def test_the_map_is_what_train_map_makes_of_the_same_settings(done):
     results = records["map"].results
     assert (results["steps"], results["images"]) == (trained.steps, trained.images) == (12, 48)
     assert records["map"].compute_seconds > 0
-    again = measure(
-        saved, build.constraint(chosen.data.rule), load(images, "val"), chosen.map.sigma_max, 0, precision="auto"
-    )
+    again = measure(saved, build.constraint(chosen.data.rule), load(images, "val"), chosen.map.sigma_max, 0)
     assert {name: results[name] for name in again} == again
 
 
@@ -162,7 +160,7 @@ class Half(nn.Module):
 def test_measured_figures_against_numpy():
     x = torch.rand(100, 1, 6, 5, generator=generator(3))
     sigma, total = 0.2, 15.0
-    got = measure(MirrorMap(Half(2.0), Half(0.25)), TotalFlux(total), x, sigma, seed=7, precision="auto")
+    got = measure(MirrorMap(Half(2.0), Half(0.25)), TotalFlux(total), x, sigma, seed=7)
     z = torch.cat([torch.randn(n, 1, 6, 5, generator=generator(7, "measure", k)) for k, n in enumerate((64, 36))])
     x, z = x.double().numpy(), z.double().numpy()
     mapped = 0.25 * (2 * x + sigma * z)
@@ -192,7 +190,5 @@ def test_measured_figures_against_numpy():
 
 
 def test_images_without_content_give_finite_figures():
-    got = measure(
-        MirrorMap(Half(1.0), Half(1.0)), TotalFlux(0.0), torch.zeros(2, 1, 4, 4), 0.1, seed=0, precision="auto"
-    )
+    got = measure(MirrorMap(Half(1.0), Half(1.0)), TotalFlux(0.0), torch.zeros(2, 1, 4, 4), 0.1, seed=0)
     assert all(np.isfinite(value) for value in got.values())

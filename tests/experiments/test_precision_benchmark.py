@@ -123,7 +123,7 @@ def test_distances_are_those_of_the_saved_maps(precision, first, tiny_preset, he
     rule, sigma = build.constraint(tiny_preset.settings.data.rule), tiny_preset.settings.map.sigma_max
     for row in first[1]["rows"]:
         mirror = MirrorMap.load(trainings(first[2])[row["path"], row["seed"], "map"][0] / "mirror").double()
-        exact = measure(mirror, rule, held_out, sigma, precision["MEASURED"], precision="fp32")
+        exact = measure(mirror, rule, held_out, sigma, precision["MEASURED"])
         assert row["figures"]["distance_noisy"] == pytest.approx(exact["distance_map"], rel=1e-4)
         assert row["figures"]["distance_clean"] == pytest.approx(exact["distance_cycle"], rel=1e-4)
 

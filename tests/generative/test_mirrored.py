@@ -48,6 +48,16 @@ def test_samples_go_through_f_in_pieces():
     assert not x.requires_grad
 
 
+def test_f_is_computed_in_float32_whatever_the_model_is():
+    f = nn.Conv2d(1, 1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        x, y = Mirrored(model(), MirrorMap(nn.Identity(), f)).sample_pairs(8, generator=1, **OPTIONS)
+        rounded = f(y)
+    assert x.dtype == torch.float32
+    assert torch.equal(x, f(y))
+    assert (rounded - x).abs().max() > 1e-4
+
+
 def test_the_identity_gives_the_plain_model():
     x = Mirrored(model(), IdentityMap()).sample(5, generator=1, **OPTIONS)
     assert torch.equal(x, model().sample(5, generator=1, **OPTIONS))

@@ -108,9 +108,9 @@ def test_data_are_mapped_once_and_set_the_statistics():
 
 def test_mirror_images_that_do_not_fit_into_memory(monkeypatch):
     data, device = pairs(150), torch.device("cpu")
-    inside = mirror_images(MirrorMap(Stretch(), nn.Identity()), data, device, "auto")
+    inside = mirror_images(MirrorMap(Stretch(), nn.Identity()), data, device)
     monkeypatch.setattr("namm.datasets.batches.psutil.virtual_memory", lambda: SimpleNamespace(available=100))
-    outside = mirror_images(MirrorMap(Stretch(), nn.Identity()), data.double().numpy(), device, "auto")
+    outside = mirror_images(MirrorMap(Stretch(), nn.Identity()), data.double().numpy(), device)
     assert isinstance(outside, np.memmap)
     assert not isinstance(inside, np.memmap)
     assert inside.dtype == outside.dtype == np.float32

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from namm.errors import DataError
 from namm.numerics import arithmetic, generator
-from namm.precision import Precision
 
 PREFETCH = 3  # batches read ahead when streaming
 CHUNK = 64  # images mapped at a time
@@ -117,22 +116,15 @@ def in_chunks(images: Images, size: int) -> Iterator[Tensor]:
         yield to_tensor(images[start : start + size])
 
 
-def map_images(
-    function: Callable[[Tensor], Tensor],
-    images: Images,
-    device: torch.device,
-    name: str,
-    *,
-    precision: Precision,
-) -> np.ndarray:
-    """`function` of all images, float32 (N, C, H, W), computed on `device` a few images at a time, without gradients.
+def map_images(function: Callable[[Tensor], Tensor], images: Images, device: torch.device, name: str) -> np.ndarray:
+    """`function` of all images, (N, C, H, W), computed on `device` in plain float32 a few at a time, without gradients.
 
     The result is in memory, or in a temporary file that disappears with it if it would fill half of that. `name` is
-    what errors call the function, which must keep the images' shape; `precision` is how a GPU computes it.
+    what errors call the function, which must keep the images' shape.
     """
     mapped, done = _room(tuple(images.shape)), 0
     for x in in_chunks(images, CHUNK):
-        with torch.no_grad(), arithmetic(precision, device):
+        with torch.no_grad(), arithmetic("fp32", device):
             y = function(x.to(device))
         if y.shape != x.shape:
             raise DataError(

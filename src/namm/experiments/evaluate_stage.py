@@ -106,14 +106,12 @@ def _rows(
 ) -> Iterator[tuple[str, Images]]:
     """Every row's images, one row at a time in memory."""
     yield "data", _others(work, store)
-    precision = work.settings.mdm.train.precision  # that of the samples, so that rows differ in nothing else
-    yield "mdm", map_images(before.to_data, ours.mirror_images, device(), "f", precision=precision)
+    yield "mdm", map_images(before.to_data, ours.mirror_images, device(), "f")
     yield "finetuned", ours.images
     yield "dm", baseline.images
     if rule.has_project:
-        yield "projected", map_images(rule.project, baseline.images, device(), "project", precision="fp32")
-    repair = nn.Sequential(after.g, after.f)
-    yield "repaired", map_images(repair, baseline.images, device(), "f∘g", precision=precision)
+        yield "projected", map_images(rule.project, baseline.images, device(), "project")
+    yield "repaired", map_images(nn.Sequential(after.g, after.f), baseline.images, device(), "f∘g")
 
 
 def _others(work: Work, store: Store) -> Images:

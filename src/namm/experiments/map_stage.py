@@ -15,7 +15,6 @@ from namm.experiments.settings import Settings
 from namm.experiments.stages import Outcome, Work
 from namm.maps import MirrorMap
 from namm.numerics import arithmetic, at_least_float32, generator
-from namm.precision import Precision
 from namm.training.maps import train_map
 from namm.training.trainer import TrainResult
 
@@ -32,8 +31,7 @@ def make_map(work: Work) -> Outcome:
         mirror, trained = learn_map(
             work.settings, store["train"], store["val"], work.folder / TRAINING, progress=work.progress
         )
-        how = settings.train
-        figures = measure(mirror, constraint, store["val"], settings.sigma_max, how.seed, precision=how.precision)
+        figures = measure(mirror, constraint, store["val"], settings.sigma_max, settings.train.seed)
     results = {"steps": trained.steps, "images": trained.images, **figures}
     return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
 
@@ -64,10 +62,8 @@ def mirror_folder(folder: Path) -> Path:
 
 
 @torch.no_grad()
-def measure(
-    mirror: MirrorMap, constraint: Constraint, images: Images, sigma: float, seed: int, *, precision: Precision
-) -> dict[str, float]:
-    """What g and f do to images x (N, C, H, W) that they were not trained on, z ~ N(0, I).
+def measure(mirror: MirrorMap, constraint: Constraint, images: Images, sigma: float, seed: int) -> dict[str, float]:
+    """What g and f do, in plain float32, to images x (N, C, H, W) that they were not trained on, z ~ N(0, I).
 
     Returns:
         distance_data: mean ℓ(x), the floor.
@@ -83,7 +79,7 @@ def measure(
     for k, rows in enumerate(in_chunks(images, CHUNK)):
         x = rows.to(device)
         z = torch.randn(rows.shape, generator=generator(seed, "measure", k)).to(x)
-        with arithmetic(precision, device):
+        with arithmetic("fp32", device):
             y = mirror.to_mirror(x)
             there_and_back, mapped = (at_least_float32(mirror.to_data(each)) for each in (y, y + sigma * z))
         figures = {

@@ -125,7 +125,7 @@ def _load(model: nn.Module, path: Path) -> Mapping[str, Any]:
 def _measured(
     work: Work, mirror: MirrorMap | IdentityMap, y: Images, rule: Constraint, facts: Mapping[str, Any], offset: float
 ) -> Milestone:
-    x = map_images(mirror.to_data, y, device(), "f", precision=work.settings.mdm.train.precision)
+    x = map_images(mirror.to_data, y, device(), "f")
     found = distance_summary(rule, x, device=device())
     seconds = offset + facts["compute_seconds"]
     return Milestone(facts["step"], seconds, found.mean, found.std, found.n)

@@ -13,7 +13,6 @@ from namm.experiments.stages import Outcome, Work
 from namm.experiments.trained import Trained, describe_samples, device
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import MirrorMap
-from namm.precision import Precision
 from namm.training.maps import finetune_map
 from namm.training.objectives import UniformNoise
 
@@ -58,7 +57,7 @@ def make_finetune(work: Work) -> Outcome:
         store = stack.enter_context(open_store(images_file(work.needs["data"])))
         samples = stack.enter_context(SampleFile(work.needs["samples"] / TRAIN)).mirror_images
         others = stack.enter_context(SampleFile(held_out)).mirror_images if held_out.exists() else None
-        before = _measure(mirror, rule, others, settings.train.precision)
+        before = _measure(mirror, rule, others)
         trained = finetune_map(
             mirror,
             store["train"],
@@ -71,17 +70,17 @@ def make_finetune(work: Work) -> Outcome:
             folder=work.folder / TRAINING,
             progress=work.progress,
         )
-        after = _measure(mirror, rule, others, settings.train.precision)
+        after = _measure(mirror, rule, others)
     was = {f"{name}_before": value for name, value in before.items()}
     results = {"steps": trained.steps, "images": trained.images, **was, **after}
     return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
 
 
-def _measure(mirror: MirrorMap, rule: Constraint, samples: Images | None, precision: Precision) -> dict[str, float]:
+def _measure(mirror: MirrorMap, rule: Constraint, samples: Images | None) -> dict[str, float]:
     """Mean ℓ and total variation of f(ỹ), nothing where there are no samples."""
     if samples is None:
         return {}
-    x = map_images(mirror.to_data, samples, device(), "f", precision=precision)
+    x = map_images(mirror.to_data, samples, device(), "f")
     variation = [float(total_variation(rows).sum()) for rows in in_chunks(x, CHUNK)]
     distance = distance_summary(rule, x, device=device()).mean
     return {"distance_samples": distance, "variation_samples": sum(variation) / len(x)}

@@ -9,7 +9,7 @@ from namm.constraints import Constraint
 from namm.errors import MemoryShortage, is_out_of_memory
 from namm.generative.base import evaluating
 from namm.generative.diffusion import Diffusion
-from namm.generative.mirrored import CHUNK, Mirrored
+from namm.generative.mirrored import Mirrored
 from namm.numerics import generator
 
 
@@ -57,7 +57,7 @@ def rehearse_sampling(
                 with source.model.compiled(n) if compile else nullcontext():
                     for _ in range(3 if compile else 1):  # CUDA graphs are recorded after a call that warms up
                         source.model.denoise(noise, noise.new_ones(n))
-            x = torch.cat([source.mirror.to_data(chunk) for chunk in noise.split(CHUNK)])
+            x = source.to_data(noise)
         if constraint is not None:
             constraint(x)
 

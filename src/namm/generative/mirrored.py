@@ -2,7 +2,8 @@
 
     y ~ model,    x = f(y)
 
-With `IdentityMap` this is the plain model.
+With `IdentityMap` this is the plain model. f is computed in plain float32, whatever the model is: it costs little
+beside many steps of a network, and rounding what f hands over would break the rule.
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from namm.generative.base import GenerativeModel, evaluating
 from namm.maps import Mirror
+from namm.numerics import arithmetic
 
 CHUNK = 64  # images mapped at a time
 
@@ -44,5 +46,9 @@ class Mirrored(nn.Module):
         """x = f(y) and the y they come from, each (n, C, H, W)."""
         y = self.model.sample(n, generator=generator, **options)
         with evaluating(self):
-            x = torch.cat([self.mirror.to_data(chunk) for chunk in y.split(CHUNK)])
-        return x, y
+            return self.to_data(y), y
+
+    def to_data(self, y: Tensor) -> Tensor:
+        """f(y), (n, C, H, W), a few images at a time."""
+        with arithmetic("fp32", y.device):
+            return torch.cat([self.mirror.to_data(chunk) for chunk in y.split(CHUNK)])

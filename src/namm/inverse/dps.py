@@ -167,7 +167,7 @@ def _finished(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x = f(y), its χ² and its ℓ (0 without a constraint), NaN where y is."""
     good = finite(y)
-    x = prior.mirror.to_data(keep(good, y, 0.0))
+    x = prior.to_data(keep(good, y, 0.0))
     chi2 = evidence.chi2(x)
     distance = torch.zeros_like(chi2) if constraint is None else constraint(x)
     return keep(good, x), keep(good, chi2), keep(good, distance)

@@ -22,7 +22,6 @@ from namm.files import write_atomically
 from namm.generative.base import DrawsNoise, GenerativeModel, evaluating
 from namm.generative.standardised import Standardised
 from namm.maps import Mirror
-from namm.precision import Precision
 from namm.training.dry import rehearse
 from namm.training.identity import describe_network, fingerprint, weights_digest
 from namm.training.objectives import Losses, Objective
@@ -80,10 +79,10 @@ def train_model(
     unfinished = folder is None or not (Path(folder) / RESULT).exists()
     if unfinished and isinstance(model, Standardised):  # another's loss may need the statistics: `train` rehearses that
         rehearse(objective, (data,), settings, processes.device, world=processes.num_processes, title="model")
-    y = mirror_images(mirror, data, processes.device, settings.precision)
+    y = mirror_images(mirror, data, processes.device)
     held_out = None
     if validation is not None:
-        held_out = (mirror_images(mirror, validation, processes.device, settings.precision),)
+        held_out = (mirror_images(mirror, validation, processes.device),)
     model.fit_statistics(y)
     result = train(
         objective,
@@ -101,10 +100,10 @@ def train_model(
     return result
 
 
-def mirror_images(mirror: Mirror, data: Images, device: torch.device, precision: Precision) -> np.ndarray:
+def mirror_images(mirror: Mirror, data: Images, device: torch.device) -> np.ndarray:
     """g(x) of all images, (N, C, H, W), as `map_images` keeps them."""
     with evaluating(mirror.to(device)) if isinstance(mirror, nn.Module) else nullcontext():
-        return map_images(mirror.to_mirror, data, device, "g", precision=precision)
+        return map_images(mirror.to_mirror, data, device, "g")
 
 
 def _check_fit(images: Images, model: GenerativeModel, name: str) -> None:

@@ -81,8 +81,7 @@ def _samples(outcome: CellOutcome) -> Iterator[tuple[str, Images]]:
         ours, baseline = (
             stack.enter_context(SampleFile(outcome.folder / "evaluate" / name)) for name in (OURS, BASELINE)
         )
-        f, precision = trained(outcome).mirror("map").to_data, settings_of(outcome).mdm.train.precision
-        yield "mdm", map_images(f, ours.mirror_images, device(), "f", precision=precision)
+        yield "mdm", map_images(trained(outcome).mirror("map").to_data, ours.mirror_images, device(), "f")
         yield "finetuned", ours.images
         yield "dm", baseline.images
 
