@@ -1,10 +1,10 @@
 """g in four ways: as the gradient that autograd finds, in the package's closed form, recomputed, and by kernels.
 
     autograd      the gradient of `ICNN.potential`: the baseline
-    closed form   `ICNN` in its training: all products with x in one matrix product, kept until they are used again
+    closed form   `ICNN` itself: all products with x in one matrix product, kept until they are used again
     recomputed    the same sums, with every product of x computed where it is used, padding by index and the projection
                   back to x as sums over channels: made for a compiler that fuses, hopeless without one
-    kernels       `ICNN` where no gradient is wanted: a kernel for each layer; needs a GPU and triton
+    kernels       a kernel of our own for each layer (icnn_kernels.py), without gradients; needs a GPU and triton
 
     python benchmarks/forward_map.py [--batch 1024] [--train-batch 256] [--compile] [--json FILE]
 
@@ -43,8 +43,9 @@ def by_autograd(g: ICNN, x: Tensor) -> Tensor:
 
 
 def closed_form(g: ICNN, x: Tensor) -> Tensor:
-    """The package's where gradients are wanted."""
-    return torch.lerp(g.potential_gradient(x), x, g.strong_convexity)
+    """The package's."""
+    y: Tensor = g(x)
+    return y
 
 
 class Wrap(torch.autograd.Function):
@@ -115,12 +116,6 @@ def _conv(z: Tensor, kernel: Tensor, reach: int) -> Tensor:
     return F.conv2d(wrapped.contiguous(memory_format=layout), kernel.contiguous(memory_format=layout))
 
 
-def by_kernels(g: ICNN, x: Tensor) -> Tensor:
-    """The package's where none are."""
-    y: Tensor = g(x)
-    return y
-
-
 WAYS: dict[str, Callable[[ICNN, Tensor], Tensor]] = {
     BASELINE: by_autograd,
     "closed form": closed_form,
@@ -169,7 +164,7 @@ def differences(g: ICNN) -> dict[str, float]:
 
 def kernels_difference(g: ICNN) -> float:
     """The largest difference of the kernels in float32 from the closed form in float64, relative to the largest."""
-    from namm.maps.icnn_kernels import icnn
+    from icnn_kernels import icnn
 
     x = torch.rand(2, g.output.shape[0], 16, 24, device=g.output.device)
     true = ICNN.from_config(dict(g.config)).double().to(x.device)
@@ -201,7 +196,9 @@ def study(g: ICNN, shape: tuple[int, int, int], batch: int, train_batch: int, *,
     rates: dict[str, tuple[float, float | None]] = {}
     error, ways = differences(g), dict(WAYS)
     if device.type == "cuda":
-        ways[KERNELS], error[KERNELS] = by_kernels, kernels_difference(g)
+        from icnn_kernels import icnn
+
+        ways[KERNELS], error[KERNELS] = icnn, kernels_difference(g)
     for name, way in ways.items():
         fixed = name in (BASELINE, KERNELS)  # the first cannot be compiled twice over, the last is code already
         call = torch.compile(way) if compile and not fixed else way

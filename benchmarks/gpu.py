@@ -125,9 +125,8 @@ def one_map(bench: Bench, side: str) -> Figures:
     shape, network = build.dataset(s.data).shape, getattr(build.mirror(s.map, 1), side).eval()
     with torch.no_grad(), bench.arithmetic():
         per_image = flops(network, shape)
-        x, placed = bench.images(bench.batch, shape), bench.place(network)
-        call = bench.compiled(placed) if side == "f" else placed  # g is kernels already, where it has no gradient
-        return calls(bench, lambda: call(x), bench.batch, per_image)
+        x, compiled = bench.images(bench.batch, shape), bench.compiled(bench.place(network))
+        return calls(bench, lambda: compiled(x), bench.batch, per_image)
 
 
 def distance(bench: Bench) -> Figures:

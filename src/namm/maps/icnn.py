@@ -17,12 +17,7 @@ state is non-negative and every activation convex and non-decreasing (λ is a le
 All products with x are one matrix product over k×k neighbourhoods, all products back to x another. The division by
 width · channels, and not by the number of pixels, is the published normalisation: trained weights depend on it. b
 enters g only through the step function λ', whose derivative is zero almost everywhere, so b is not trained.
-
-Where no gradient is wanted, a GPU computes the same by kernels of our own, `namm.maps.icnn_kernels`.
 """
-
-from functools import cache
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -88,19 +83,7 @@ class ICNN(ModelMixin, ConfigMixin):
     def forward(self, x: Tensor) -> Tensor:
         """g(x): (B, C, H, W) -> (B, C, H, W)."""
         x = x.to(self.quadratic.dtype)
-        alone = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-        if x.is_cuda and alone and self.has_kernels(x) and _has_triton():
-            from namm.maps.icnn_kernels import icnn
-
-            return icnn(self, x, tf32=torch.backends.cudnn.allow_tf32)
         return torch.lerp(self.potential_gradient(x), x, self.strong_convexity)
-
-    def has_kernels(self, x: Tensor) -> bool:
-        """Whether `namm.maps.icnn_kernels` are made for this network and these images."""
-        self._check(x)
-        network = self.kernel_size == 3 and self.output.shape[1] in (16, 32, 64)
-        counted = 64 * x.numel() < 2**31 and len(x) < 2**16  # what the kernels count with is no longer
-        return network and counted and x.shape[2] * x.shape[3] % 128 == 0 and x.dtype == torch.float32
 
     def potential(self, x: Tensor) -> Tensor:
         """P(x): (B, C, H, W) -> (B,)."""
@@ -159,11 +142,6 @@ class ICNN(ModelMixin, ConfigMixin):
                 f"images of {x.shape[-2]}×{x.shape[-1]} are smaller than the kernel ({self.kernel_size}); "
                 "use larger images or a smaller kernel_size."
             )
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def neighbourhoods(x: Tensor, k: int) -> Tensor:
