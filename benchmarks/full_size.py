@@ -8,12 +8,13 @@ Brings a run of each seed to its evaluation and report, in OUT/EXPERIMENT-PRESET
     images per second of the DM's training within 5 % of the MDM's
 
     python benchmarks/full_size.py [--experiment burgers] [--preset gpu] [--seeds 0] [--out runs/full-size]
-                                   [--results results/EXPERIMENT] [--until STAGE] [--inception FILE]
+                                   [--results results/EXPERIMENT] [--keep] [--until STAGE] [--inception FILE]
                                    [--n N] [--kid-subsets N] [--n-fid N]
 
 A call that was cut short goes on when it is repeated, and what is complete is not run again. Once all seeds are
 evaluated, RESULTS holds metrics.json, tables.md (which is printed too), samples.png and, where milestones were
-measured, training.png. Without Inception weights KID and FID are left out. The exit code is 1 if something falls short
+measured, training.png. With --keep the figures of other seeds that metrics.json holds, such as those of another machine,
+stay in it. Without Inception weights KID and FID are left out. The exit code is 1 if something falls short
 and 2 if a run could not be brought to its end.
 """
 
@@ -163,7 +164,15 @@ def _real(cell: CellOutcome, contents: "Contents", beside: "Method") -> "Method"
     return replace(beside, name="data", images=images.numpy(), shown_distances=distances, residuals=residuals)
 
 
-def write(cells: Mapping[str, CellOutcome], command: str, results: Path) -> bool:
+def written(results: Path, chosen: Preset) -> dict[str, Found]:
+    """The seeds of the same experiment and preset in the results that are there."""
+    path = results / "metrics.json"
+    report = json.loads(path.read_text()) if path.exists() else {}
+    same = (report.get("experiment"), report.get("preset")) == (chosen.experiment, chosen.name)
+    return dict(report["seeds"]) if same else {}
+
+
+def write(cells: Mapping[str, CellOutcome], command: str, results: Path, *, keep: bool) -> bool:
     """Write and print everything; whether nothing falls short."""
     from namm.experiments.report_stage import RESIDUAL, collect
 
@@ -172,7 +181,8 @@ def write(cells: Mapping[str, CellOutcome], command: str, results: Path) -> bool
     if problems := [problem for problem in said if not problem.startswith(RESIDUAL)]:
         raise RunFolderError(f"the results cannot be written. {' '.join(problems)}")
     first, chosen = next(iter(contents.values())), next(iter(cells.values())).cell.preset
-    seeds = {seed: read(cell, contents[seed]) for seed, cell in cells.items()}
+    own = {seed: read(cell, contents[seed]) for seed, cell in cells.items()}
+    seeds = written(results, chosen) | own if keep else own
     judged = {seed: judge(found) for seed, found in seeds.items()}
     report: Found = {
         "experiment": chosen.experiment,
@@ -203,6 +213,7 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("runs/full-size"))
     parser.add_argument("--results", type=Path, help="results/EXPERIMENT by default")
+    parser.add_argument("--keep", action="store_true", help="other seeds that the results hold stay in them")
     parser.add_argument("--until", choices=STAGES, metavar="STAGE", help="stop after this stage of every seed")
     parser.add_argument("--inception", type=Path, metavar="FILE", help="weights for KID and FID")
     parser.add_argument("--n", type=int, help="samples for ℓ, √MMD² and KID; the preset's by default")
@@ -229,7 +240,8 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
             print(f"stopped after {options.until}: without an evaluation of every seed nothing is written.")
             return 0
         command = shlex.join(["python", "benchmarks/full_size.py", *given])
-        return 0 if write(cells, command, options.results or Path("results") / options.experiment) else 1
+        results = options.results or Path("results") / options.experiment
+        return 0 if write(cells, command, results, keep=options.keep) else 1
     except NammError as error:
         print(error, file=sys.stderr)
         return 2

@@ -159,6 +159,19 @@ def test_a_repeated_call_trains_nothing_again(written, call, capsys):
     assert json.loads((results / "metrics.json").read_text())["seeds"] == report["seeds"]
 
 
+def test_other_seeds_stay_in_the_results_where_that_is_asked_for(written, call, benchmark, tiny_preset, tmp_path):
+    _, out, report, text, results = written
+    call("--until", "evaluate", "--keep", seeds=("1",))
+    again = json.loads((results / "metrics.json").read_text())
+    assert again["seeds"] == report["seeds"]
+    assert again["over_seeds"] == report["over_seeds"]
+    assert table((results / "tables.md").read_text(), "0", "DM") == table(text, "0", "DM")
+    chosen = replace(tiny_preset, experiment="burgers", name="gpu")
+    assert benchmark["written"](results, chosen) == report["seeds"]
+    assert benchmark["written"](results, replace(chosen, name="paper")) == {}
+    assert benchmark["written"](tmp_path, chosen) == {}
+
+
 def test_until_stops_early_and_the_next_call_goes_on(call, capsys):
     code, out, results = call("--until", "map", name="early", seeds=("3",))
     run = out / "burgers-gpu-3"

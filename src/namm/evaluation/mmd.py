@@ -38,7 +38,7 @@ from torch import Tensor
 
 from namm.datasets.batches import Images
 from namm.errors import DataError, UsageError
-from namm.evaluation.rows import View, random_rows, read, require_comparable, require_size, wide
+from namm.evaluation.rows import View, held, random_rows, read, require_comparable, require_size, wide
 
 BLOCK = 1024
 """Images along each side of a block of pairs."""
@@ -128,6 +128,7 @@ def mmd(
     for images, name in zip((x, y), NAMES, strict=True):
         require_size(images.shape[0], size, name)
     values = []
+    x, y = held(x), held(y)
     for k in range(subsets):
         parts = (View(s, random_rows(s.shape[0], size, seed, "mmd", name, k)) for s, name in ((x, "x"), (y, "y")))
         values.append(math.sqrt(mmd2(*parts, bandwidth=bandwidth, device=device)))

@@ -25,7 +25,7 @@ from namm.datasets.batches import Images, map_images
 from namm.datasets.store import Store
 from namm.evaluation import Extractor, compare, fid, kid, picture_for
 from namm.evaluation.milestone import Milestone, half_way
-from namm.evaluation.rows import View
+from namm.evaluation.rows import View, held
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.folder import read_record
@@ -58,9 +58,9 @@ def make_evaluation(work: Work) -> Outcome:
         baseline = stack.enter_context(_samples(work, BASELINE, trained.source("dm", IdentityMap()), rule))
 
         def measured() -> dict[str, dict[str, Any]]:
-            extractor = _extractor(work, rule)
+            extractor, reference = _extractor(work, rule), held(store[settings.reference])
             return {
-                name: _scores(settings, images, store[settings.reference], rule, extractor)
+                name: _scores(settings, held(images), reference, rule, extractor)
                 for name, images in _rows(work, store, rule, before, after, ours, baseline)
             }
 
