@@ -13,9 +13,9 @@ Brings a run of each seed to its evaluation and report, in OUT/EXPERIMENT-PRESET
 
 A call that was cut short goes on when it is repeated, and what is complete is not run again. Once all seeds are
 evaluated, RESULTS holds metrics.json, tables.md (which is printed too), samples.png and, where milestones were
-measured, training.png. With --keep the figures of other seeds that metrics.json holds, such as those of another machine,
-stay in it. Without Inception weights KID and FID are left out. The exit code is 1 if something falls short
-and 2 if a run could not be brought to its end.
+measured, training.png. With --keep the figures of other seeds that metrics.json holds, such as those of another
+machine, stay in it. Without Inception weights KID and FID are left out. The exit code is 1 if something falls short and
+2 if a run could not be brought to its end.
 """
 
 import argparse

@@ -160,7 +160,7 @@ def test_a_repeated_call_trains_nothing_again(written, call, capsys):
 
 
 def test_other_seeds_stay_in_the_results_where_that_is_asked_for(written, call, benchmark, tiny_preset, tmp_path):
-    _, out, report, text, results = written
+    _, _, report, text, results = written
     call("--until", "evaluate", "--keep", seeds=("1",))
     again = json.loads((results / "metrics.json").read_text())
     assert again["seeds"] == report["seeds"]

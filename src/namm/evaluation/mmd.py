@@ -127,8 +127,7 @@ def mmd(
         raise UsageError(f"mmd needs at least one subset, got {subsets}.")
     for images, name in zip((x, y), NAMES, strict=True):
         require_size(images.shape[0], size, name)
-    values = []
-    x, y = held(x), held(y)
+    x, y, values = held(x), held(y), []
     for k in range(subsets):
         parts = (View(s, random_rows(s.shape[0], size, seed, "mmd", name, k)) for s, name in ((x, "x"), (y, "y")))
         values.append(math.sqrt(mmd2(*parts, bandwidth=bandwidth, device=device)))

@@ -11,7 +11,6 @@ from namm.datasets.batches import Images, in_chunks, to_tensor
 from namm.errors import DataError
 from namm.numerics import generator
 
-
 PIECE = 512
 """Images read from disk at a time."""
 
