@@ -104,7 +104,7 @@ def kernels_in_the_network() -> Iterator[None]:
         yield
     finally:
         for layer, forward in PACKAGE.items():
-            layer.forward = forward  # type: ignore[method-assign]
+            layer.forward = forward
 
 
 def alone(device: torch.device, batch: int) -> dict[str, dict[str, float]]:
