@@ -51,7 +51,7 @@ def test_choices_are_trained_apart_and_measured_on_the_same_images(script, tiny_
     assert plain["distances"] != other["distances"]
     with script["open_store"](out / "images.h5") as store:
         mirror, rule = MirrorMap.load(out / "batch=2,rate=3e-3" / "mirror"), build.constraint(s.data.rule)
-        found = [measure(mirror, rule, store["val"], sigma, 1000, precision="auto") for sigma in (0.0, 0.1)]
+        found = [measure(mirror, rule, store["val"], sigma, 1000) for sigma in (0.0, 0.1)]
     assert found[0]["distance_map"] == pytest.approx(other["distances"][0], rel=1e-5)
     assert found[1]["distance_map"] == pytest.approx(other["distances"][-1], rel=1e-5)
     assert found[0]["cycle_error"] == pytest.approx(other["cycle_error"], rel=1e-5)
