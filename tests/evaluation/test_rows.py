@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from namm.errors import DataError
-from namm.evaluation import mmd
+from namm.evaluation import mmd, mmd_floor
 from namm.evaluation.rows import View, held, read
 
 
@@ -40,6 +40,8 @@ def test_subsets_are_drawn_from_memory(images):
     disk = Disk(images)
     assert mmd(disk, images + 1, subsets=5, size=8) == mmd(images, images + 1, subsets=5, size=8)
     assert disk.reads == 1
+    assert mmd_floor(disk, subsets=5, size=8) == mmd_floor(images, subsets=5, size=8)
+    assert disk.reads == 2
 
 
 def test_a_view_keeps_its_rows_and_their_numbers(images):

@@ -145,7 +145,7 @@ def mmd_floor(
     require_size(x.shape[0] // 2, size, "images, half of the true ones")
     if subsets < 1:
         raise UsageError(f"mmd_floor needs at least one subset, got {subsets}.")
-    values = []
+    x, values = held(x), []
     for k in range(subsets):
         rows = random_rows(x.shape[0], 2 * size, seed, "mmd floor", k)
         half = random_rows(2 * size, size, seed, "mmd half", k)

@@ -28,6 +28,7 @@ from namm.experiments.settings import Settings
 from namm.experiments.stages import stage_keys
 from namm.experiments.trained import Trained, device
 from namm.maps import MirrorMap
+from namm.numerics import arithmetic
 from namm.report.figures import Array
 
 HISTOGRAM = 128
@@ -105,4 +106,5 @@ def score(outcome: CellOutcome, images: Images, reference: Images, rule: Constra
 def distances(rule: Constraint, mirror: MirrorMap, mirror_images: Images, n: int = HISTOGRAM) -> Array:
     """ℓ(f(y)) of the first `n` mirror images y, (n,)."""
     y = torch.as_tensor(mirror_images[: min(n, mirror_images.shape[0])]).to(device())
-    return rule(mirror.to_data(y)).cpu().numpy()
+    with arithmetic("fp32", device()):
+        return rule(mirror.to_data(y)).cpu().numpy()
