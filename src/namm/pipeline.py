@@ -7,6 +7,7 @@ The folder is laid out as diffusers has it: g, f and the network each with a con
 every file, so that a damaged folder is refused before anything is built from it.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -157,13 +158,22 @@ class NAMMPipeline(DiffusionPipeline):
 
     # Folders
 
-    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
-        """Write the pipeline and a model card into a folder; of diffusers' options, `max_shard_size` is honoured."""
+    def save_pretrained(self, save_directory: str | Path, *, half: bool = False, **options: Any) -> None:
+        """Write the pipeline and a model card into a folder; of diffusers' options, `max_shard_size` is honoured.
+
+        With `half` the network's weights are written as float16, and are float32 again when they are read. f and g are
+        written as they are: rounded weights would show in ℓ.
+        """
         unsupported = {"safe_serialization": True, "variant": None, "push_to_hub": False, "use_flashpack": False}
         if changed := [name for name, default in unsupported.items() if options.get(name, default) != default]:
             raise UsageError(f"save_pretrained writes safetensors into a local folder; {changed[0]} cannot be changed.")
         folder = Path(save_directory)
-        super().save_pretrained(folder, **options)
+        network = self.network
+        try:
+            self.network = copy.deepcopy(network).half() if half else network
+            super().save_pretrained(folder, **options)
+        finally:
+            self.network = network
         files = [path for name in self.components for path in _files(folder / name)]
         for path in (*(path for path in files if path.suffix == ".json"), folder / INDEX):
             config = json.loads(path.read_text())

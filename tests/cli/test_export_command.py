@@ -1,6 +1,7 @@
 """`namm export`: what comes back from the folder makes the run's own samples."""
 
 import shutil
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -36,6 +37,19 @@ def test_the_pipeline_makes_the_evaluations_samples(whole_run, tmp_path, capsys)
     g = Trained.load(whole_run).mirror("finetune").g
     assert all(torch.equal(a, b) for a, b in zip(pipe.g.parameters(), g.parameters(), strict=True))
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["pipe"]
+
+
+def test_half_rounds_the_network_alone(whole_run):
+    assert main(["export", str(whole_run), "-o", "whole"]) == 0
+    assert main(["export", str(whole_run), "-o", "small", "--half"]) == 0
+    whole, small = (NAMMPipeline.from_pretrained(name) for name in ("whole", "small"))
+    for name, rounded in (("f", False), ("g", False), ("network", True)):
+        files = (Path(folder, name).glob("*.safetensors") for folder in ("whole", "small"))
+        large, little = (sum(path.stat().st_size for path in each) for each in files)
+        assert (little < 0.6 * large) == rounded
+        for a, b in zip(getattr(whole, name).parameters(), getattr(small, name).parameters(), strict=True):
+            assert torch.equal(a.half().float() if rounded else a, b)
+    np.testing.assert_allclose(call(small).images, call(whole).images, atol=2e-2)
 
 
 def test_the_baseline_has_no_maps(whole_run):

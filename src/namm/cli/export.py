@@ -23,6 +23,8 @@ class Export:
     """Folder to write; it must not hold anything yet."""
     model: Literal["mdm", "dm"] = "mdm"
     """Which model; mdm with the finetuned f where there is one."""
+    half: bool = False
+    """The score network's weights as float16, for a folder of about half the size."""
 
 
 def main(arguments: list[str]) -> int:
@@ -44,7 +46,7 @@ def main(arguments: list[str]) -> int:
     draft = folder.with_name(f".{folder.name}.partial")  # so that the folder is whole or not there
     shutil.rmtree(draft, ignore_errors=True)
     pipeline = NAMMPipeline.from_parts(cast(Any, source.model), cast(Any, source.mirror), rule)
-    pipeline.save_pretrained(draft)
+    pipeline.save_pretrained(draft, half=options.half)
     if folder.exists():
         folder.rmdir()
     rename_durably(draft, folder)
