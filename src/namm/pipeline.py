@@ -168,7 +168,7 @@ class NAMMPipeline(DiffusionPipeline):
         if changed := [name for name, default in unsupported.items() if options.get(name, default) != default]:
             raise UsageError(f"save_pretrained writes safetensors into a local folder; {changed[0]} cannot be changed.")
         folder = Path(save_directory)
-        network = self.network
+        network: ModelMixin = self.components["network"]
         try:
             self.network = copy.deepcopy(network).half() if half else network
             super().save_pretrained(folder, **options)

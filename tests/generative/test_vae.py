@@ -117,7 +117,7 @@ def test_latents_reach_the_image_before_training():
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 32, 32), (1, 64, 64), (2, 128, 256), (1, 8, 24)], ids=str)
-@pytest.mark.parametrize("boundary", ["zeros", "circular"])
+@pytest.mark.parametrize("boundary", ["zeros", "circular", "cylinder"])
 def test_any_size_that_can_be_halved_three_times(shape, boundary):
     model, y = small(shape, boundary=boundary), images(2, shape)
     model.fit_statistics(y)
@@ -150,7 +150,7 @@ def test_periodic_images_have_no_edge(boundary):
         (UsageError, "features must be at least 1, not -1", (1, 8, 8), {"features": -1}),
         (UsageError, "beta must be a number of at least 0, not nan", (1, 8, 8), {"beta": math.nan}),
         (UsageError, "beta must be a number of at least 0, not -1", (1, 8, 8), {"beta": -1}),
-        (UsageError, "boundary must be one of zeros, circular, not 'mirror'", (1, 8, 8), {"boundary": "mirror"}),
+        (UsageError, "one of zeros, circular, cylinder, not 'mirror'", (1, 8, 8), {"boundary": "mirror"}),
     ],
 )
 def test_what_cannot_be_built(error, match, shape, options):

@@ -54,7 +54,7 @@ def test_without_bias():
     assert torch.allclose(conv2d_to_few(x, weight), F.conv2d(x, weight))
 
 
-@pytest.mark.parametrize("boundary", ["zeros", "circular"])
+@pytest.mark.parametrize("boundary", ["zeros", "circular", "cylinder"])
 def test_what_a_gpu_computes_of_a_padded_image_is_what_a_cpu_does(boundary):
     first, last = (
         kind(a, b, 7, boundary=boundary).double() for kind, a, b in ((FirstConv2d, 1, 6), (LastConv2d, 6, 1))
@@ -65,7 +65,7 @@ def test_what_a_gpu_computes_of_a_padded_image_is_what_a_cpu_does(boundary):
     assert torch.allclose(conv2d_to_few(last.padded(h), last.weight, last.bias), last(h), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("boundary", ["zeros", "circular"])
+@pytest.mark.parametrize("boundary", ["zeros", "circular", "cylinder"])
 def test_a_picture_in_two_parts_gives_the_same_convolution_and_gradients(boundary):
     first = FirstConv2d(2, 6, 7, boundary=boundary)
     found = []

@@ -27,7 +27,7 @@ options = st.fixed_dictionaries(
         "residual": st.booleans(),
         "skip": st.booleans(),
         "activation": st.sampled_from(["softplus", "sigmoid", "tanh", "none"]),
-        "boundary": st.sampled_from(["zeros", "circular"]),
+        "boundary": st.sampled_from(["zeros", "circular", "cylinder"]),
     }
 )
 
@@ -64,7 +64,19 @@ def test_circular_boundary_is_equivariant_under_shifts(skip, normalisation):
     assert not torch.allclose(zeros(x.roll(shift, (-2, -1))), zeros(x).roll(shift, (-2, -1)), atol=1e-6)
 
 
-@pytest.mark.parametrize("boundary", ["zeros", "circular"])
+def test_in_a_cylinder_only_the_rows_go_round():
+    network = ResNet(filters=4, blocks=2, boundary="cylinder", skip=True, normalisation="none").double().eval()
+    x = torch.randn(2, 1, 16, 16, dtype=torch.double)
+    down, across = ((4, -2), (4, -1))  # shifts by the downsampling factor
+    assert torch.allclose(network(x.roll(*down)), network(x).roll(*down), atol=1e-12)
+    assert not torch.allclose(network(x.roll(*across)), network(x).roll(*across), atol=1e-6)
+    far, there = x.clone(), slice(-4, None)
+    far[..., there] = 0
+    one_layer = network.head
+    assert torch.equal(one_layer(far)[..., :4], one_layer(x)[..., :4])  # the first columns do not see the last
+
+
+@pytest.mark.parametrize("boundary", ["zeros", "circular", "cylinder"])
 def test_doubling_against_its_definition(boundary):
     layer = DoublingConv2d(1, 1, boundary=boundary).double()
     torch.nn.init.zeros_(layer.bias)
@@ -72,11 +84,11 @@ def test_doubling_against_its_definition(boundary):
     x = torch.randn(n, n, dtype=torch.double)
     kernel = layer.weight[0, 0].flip(0, 1)  # out[o] = Σ_i x[i] k[2i − o + 2] with flax's k, ours reversed
     expected = torch.zeros(2 * n, 2 * n, dtype=torch.double)
-    reach = range(-1, n) if boundary == "circular" else range(n)
+    rows, columns = (range(-1 if goes_round else 0, n) for goes_round in (boundary != "zeros", boundary == "circular"))
     for o in range(2 * n):
         for p in range(2 * n):
-            for i in reach:
-                for j in reach:
+            for i in rows:
+                for j in columns:
                     a, b = 2 * i - o + 2, 2 * j - p + 2
                     if 0 <= a <= 2 and 0 <= b <= 2:
                         expected[o, p] += x[i % n, j % n] * kernel[a, b]

@@ -50,7 +50,8 @@ class InverseSettings:
     """Add the head's features to the tail's input."""
     activation: Literal["softplus", "sigmoid", "tanh", "none"] = "softplus"
     """The last one."""
-    boundary: Literal["zeros", "circular"] = "zeros"
+    boundary: Literal["zeros", "circular", "cylinder"] = "zeros"
+    """What is beyond the edge; in a `cylinder` the top meets the bottom, and there is nothing left and right."""
 
 
 @dataclass(frozen=True)

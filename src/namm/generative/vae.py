@@ -10,6 +10,7 @@ total variance, and its samples lack s² in each: 0.05 % for the paper's β, wha
 
 from dataclasses import replace
 from math import isfinite
+from typing import get_args
 
 import torch
 from diffusers import ConfigMixin, ModelMixin
@@ -34,7 +35,7 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
         latent: Length of z.
         features: Channels of the first layer; twice as many at the lower resolutions.
         beta: Weight β of the divergence.
-        boundary: `zeros` (the paper) or `circular`.
+        boundary: `zeros` (the paper), `circular`, or `cylinder`, where only the top meets the bottom.
     """
 
     @register_to_config
@@ -193,5 +194,5 @@ def _validate(shape: tuple[int, ...], latent: int, features: int, beta: float, b
             raise UsageError(f"VAE: {name} must be at least 1, not {value}.")
     if not (isfinite(beta) and beta >= 0):
         raise UsageError(f"VAE: beta must be a number of at least 0, not {beta}.")
-    if boundary not in ("zeros", "circular"):
-        raise UsageError(f"VAE: boundary must be one of zeros, circular, not {boundary!r}.")
+    if boundary not in get_args(Boundary):
+        raise UsageError(f"VAE: boundary must be one of {', '.join(get_args(Boundary))}, not {boundary!r}.")

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.maps.layers import Boundary
+from namm.maps.layers import WRAPPED, Boundary
 from namm.numerics import at_least_float32, full_precision
 from namm.simulators.fluid import cut
 
@@ -159,8 +159,8 @@ class GaussianBlur(Operator):
 
     Args:
         std: Standard deviation in pixels.
-        boundary: `circular` (the default: images are periodic, and the sum of the pixels is kept) or `zeros` (nothing
-            comes from outside, so the image darkens towards its edge).
+        boundary: `circular` (the default: images are periodic, and the sum of the pixels is kept), `zeros` (nothing
+            comes from outside, so the image darkens towards its edge), or `cylinder`, where the top meets the bottom.
     """
 
     def __init__(self, std: float, boundary: Boundary = "circular") -> None:
@@ -175,17 +175,17 @@ class GaussianBlur(Operator):
 
     def measure(self, x: Tensor) -> Tensor:
         """K x Kᵀ, one matrix K for each axis: any width fits any image."""
-        rows, columns = (self._matrix(size, x) for size in x.shape[-2:])
+        rows, columns = (self._matrix(axis, x) for axis in (-2, -1))
         return rows @ x @ columns.mT
 
-    def _matrix(self, size: int, like: Tensor) -> Tensor:
-        """K[i, j] = exp(−(i − j)²/2σ²)/Σ, over all periods if circular: (size, size)."""
-        reach = math.ceil(REACH * self.std)
+    def _matrix(self, axis: int, like: Tensor) -> Tensor:
+        """K[i, j] = exp(−(i − j)²/2σ²)/Σ, over all periods where the axis has some: (size, size)."""
+        size, reach = like.shape[axis], math.ceil(REACH * self.std)
         offsets = torch.arange(-reach, reach + 1, device=like.device)
         weights = torch.softmax(-(offsets.to(like.dtype) / self.std).square() / 2, 0)
         here = torch.arange(size, device=like.device)[:, None]
         there = here + offsets
-        inside = (there >= 0) & (there < size) | (self.boundary == "circular")
+        inside = (there >= 0) & (there < size) | (axis in WRAPPED[self.boundary])
         rows = here.expand_as(there)[inside], there[inside] % size
         return like.new_zeros(size, size).index_put(rows, weights.expand(size, -1)[inside], accumulate=True)
 

@@ -2,9 +2,11 @@
 
 Along each axis a kernel of k points on a stride s needs k − s more values than the image holds (for even sizes), the
 odd one after the end: that is what "same" padding means here. `circular` takes them from the opposite side, `zeros`
-invents them.
+invents them, and `cylinder` takes them from the opposite side along rows only, where the top meets the bottom, as in
+images of space (down) and time (across).
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -13,21 +15,23 @@ from torch import Tensor, nn
 
 from namm.numerics import at_least_float32, in_two
 
-Boundary = Literal["zeros", "circular"]
+Boundary = Literal["zeros", "circular", "cylinder"]
+WRAPPED: dict[Boundary, tuple[int, ...]] = {"zeros": (), "circular": (-2, -1), "cylinder": (-2,)}
+"""The axes along which the last pixel meets the first."""
 
 
-def circular_pad(x: Tensor, before: int, after: int) -> Tensor:
-    """Wrap the last two axes of `x` by `before` and `after` pixels. Concatenation, whose backward is cheap on CPU."""
-    rows = x.shape[-2]
-    x = torch.cat([x[..., rows - before :, :], x, x[..., :after, :]], dim=-2)
-    columns = x.shape[-1]
-    return torch.cat([x[..., columns - before :], x, x[..., :after]], dim=-1)
+def wrap(x: Tensor, before: int, after: int, axes: Sequence[int]) -> Tensor:
+    """Continue `x` by `before` and `after` pixels along each axis. Concatenation, whose backward is cheap on CPU."""
+    for axis in axes:
+        start, end = x.narrow(axis, 0, after), x.narrow(axis, x.shape[axis] - before, before)
+        x = torch.cat([end, x, start], dim=axis)
+    return x
 
 
 def circular_conv2d(x: Tensor, weight: Tensor) -> Tensor:
     """Correlation with an odd kernel on a torus; x: (B, I, H, W), weight: (O, I, k, k), result (B, O, H, W)."""
     reach = weight.shape[-1] // 2
-    return F.conv2d(circular_pad(x, reach, reach), weight) if reach else F.conv2d(x, weight)
+    return F.conv2d(wrap(x, reach, reach, WRAPPED["circular"]) if reach else x, weight)
 
 
 def circular_conv2d_transpose(x: Tensor, weight: Tensor) -> Tensor:
@@ -69,19 +73,23 @@ class SameConv2d(nn.Conv2d):
         super().__init__(inputs, outputs, kernel_size, stride)
         self.before = (kernel_size - stride) // 2
         self.after = kernel_size - stride - self.before
-        self.boundary = boundary
+        self.wrapped = WRAPPED[boundary]
+        self.empty = tuple(axis not in self.wrapped for axis in (-2, -1))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, H, W) -> (B, O, H/stride, W/stride)."""
-        if self.boundary == "zeros" and self.before == self.after:
-            return F.conv2d(x, self.weight, self.bias, self.stride, self.before)
-        return F.conv2d(self.padded(x), self.weight, self.bias, self.stride)
+        if self.before != self.after:
+            return F.conv2d(self.padded(x), self.weight, self.bias, self.stride)
+        zeros = [self.before * empty for empty in self.empty]
+        return F.conv2d(self._wrap(x), self.weight, self.bias, self.stride, zeros)
 
     def padded(self, x: Tensor) -> Tensor:
         """`x` with its boundary around it."""
-        if self.boundary == "circular":
-            return circular_pad(x, self.before, self.after)
-        return F.pad(x, (self.before, self.after, self.before, self.after))
+        rows, columns = ((self.before * empty, self.after * empty) for empty in self.empty)
+        return F.pad(self._wrap(x), (*columns, *rows)) if any(self.empty) else self._wrap(x)
+
+    def _wrap(self, x: Tensor) -> Tensor:
+        return wrap(x, self.before, self.after, self.wrapped)
 
 
 class FirstConv2d(SameConv2d):
@@ -123,11 +131,10 @@ class DoublingConv2d(nn.ConvTranspose2d):
 
     def __init__(self, inputs: int, outputs: int, *, boundary: Boundary = "zeros") -> None:
         super().__init__(inputs, outputs, kernel_size=3, stride=2)
-        self.boundary = boundary
+        self.wrapped = WRAPPED[boundary]
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         """(B, I, H, W) -> (B, O, 2H, 2W)."""
-        if self.boundary == "circular":
-            x = circular_pad(x, 1, 0)
-            return F.conv_transpose2d(x, self.weight, self.bias, 2)[..., 2:-1, 2:-1]
-        return F.conv_transpose2d(x, self.weight, self.bias, 2)[..., :-1, :-1]
+        doubled = F.conv_transpose2d(wrap(x, 1, 0, self.wrapped), self.weight, self.bias, 2)
+        rows, columns = (slice(2 if axis in self.wrapped else 0, -1) for axis in (-2, -1))
+        return doubled[..., rows, columns]

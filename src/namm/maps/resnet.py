@@ -9,7 +9,7 @@ smaller than the rounding of bfloat16; and so does the head where its features r
 """
 
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
@@ -56,7 +56,7 @@ class ResNet(ModelMixin, ConfigMixin):
         residual: Add the input to the output, before the activation.
         skip: Add the head's features to the tail's input.
         activation: Last activation: `softplus`, `sigmoid`, `tanh` or `none`.
-        boundary: `zeros` (the paper) or `circular`.
+        boundary: `zeros` (the paper), `circular`, or `cylinder`, where only the top meets the bottom.
     """
 
     @register_to_config
@@ -77,7 +77,7 @@ class ResNet(ModelMixin, ConfigMixin):
         _validate(channels, filters, blocks, downsamplings, dropout)
         _one_of("normalisation", normalisation, ("instance", "none"))
         _one_of("activation", activation, tuple(ACTIVATIONS))
-        _one_of("boundary", boundary, ("zeros", "circular"))
+        _one_of("boundary", boundary, get_args(Boundary))
         self.channels, self.downsamplings = channels, downsamplings
         self.residual, self.skip, self.activation = residual, skip, ACTIVATIONS[activation]
         widths = [filters * 2**level for level in range(downsamplings + 1)]

@@ -1,0 +1,109 @@
+"""Where in the image f is wrong: at an edge that it treats as something else, or everywhere.
+
+Takes a pipeline that `namm export` wrote and the images of its run, `data/images.h5`, and prints for f(g(x)), on images
+that no training has seen, by parts of the image (the first and last K columns and rows, and what is between them),
+
+    rms error       of f(g(x)) against x
+    residual        mean |residual| of the rule, where it has one as large as the image but for a row or a column
+    KID             what x gains of it when that part alone is taken from f(g(x)), against training images
+
+    python benchmarks/edges.py PIPELINE IMAGES [--n 500] [--width 4] [--kid] [--json FILE]
+
+KID needs the Inception weights and takes minutes on a CPU.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from namm import MirrorMap, NAMMPipeline
+from namm.constraints import Constraint
+from namm.datasets import open_store
+from namm.evaluation import Extractor, kid, picture_for
+from namm.files import write_json
+
+BATCH = 50
+SUBSETS = 20
+"""Of half of the images each, for KID."""
+
+
+def parts(height: int, width: int, k: int) -> dict[str, tuple[slice, slice]]:
+    """The parts of an image by name, as slices of rows and columns; all of them overlap the whole."""
+    everything, first, last = slice(None), slice(0, k), slice(-k, None)
+    return {
+        "everything": (everything, everything),
+        f"columns 0 to {k - 1}": (everything, first),
+        "columns between": (everything, slice(k, width - k)),
+        f"columns {width - k} to {width - 1}": (everything, last),
+        f"rows 0 to {k - 1}": (first, everything),
+        "rows between": (slice(k, height - k), everything),
+        f"rows {height - k} to {height - 1}": (last, everything),
+    }
+
+
+@torch.no_grad()
+def there_and_back(mirror: MirrorMap, x: Tensor) -> Tensor:
+    """f(g(x)), (N, C, H, W)."""
+    return torch.cat([mirror.to_data(mirror.to_mirror(some)) for some in x.split(BATCH)])
+
+
+def figures(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, dict[str, float | None]]:
+    """Error and residual of `made`, f(g(x)), by part."""
+    error, residual = (made - x).square(), rule.residual(made).abs() if rule.has_residual else None
+    found: dict[str, dict[str, float | None]] = {}
+    for name, (rows, columns) in parts(*x.shape[-2:], k).items():
+        mean = None if residual is None else float(residual[..., rows, columns].mean())
+        found[name] = {"error": float(error[..., rows, columns].mean().sqrt()), "residual": mean}
+    return found
+
+
+def kids(x: Tensor, made: Tensor, reference: Tensor, rule: Constraint, k: int) -> dict[str, float]:
+    """What KID of x rises by when one part of it is replaced, of the same subsets."""
+    extractor = Extractor(picture_for(rule))
+
+    def value(images: Tensor) -> float:
+        return float(kid(reference, images, extractor, subsets=SUBSETS, size=len(x) // 2))
+
+    base, found = value(x), {}
+    for name, (rows, columns) in parts(*x.shape[-2:], k).items():
+        mixed = x.clone()
+        mixed[..., rows, columns] = made[..., rows, columns]
+        found[name] = value(mixed) - base
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pipeline", type=Path)
+    parser.add_argument("images", type=Path)
+    parser.add_argument("--n", type=int, default=500)
+    parser.add_argument("--width", type=int, default=4, metavar="K")
+    parser.add_argument("--kid", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    pipe = NAMMPipeline.from_pretrained(options.pipeline)
+    mirror, rule = MirrorMap(pipe.g, pipe.f).eval(), pipe.constraint
+    with open_store(options.images) as store:
+        x, reference = (torch.as_tensor(store[split][: options.n]) for split in ("test", "train"))
+    made = there_and_back(mirror, x)
+    found = figures(x, made, rule, options.width)
+    gained = kids(x, made, reference, rule, options.width) if options.kid else {}
+    table = Table("part", "rms error", "residual", "KID gained")
+    for name, each in found.items():
+        residual = "–" if each["residual"] is None else f"{each['residual']:.2e}"
+        table.add_row(name, f"{each['error']:.2e}", residual, f"{gained[name]:+.1e}" if name in gained else "–")
+        each["kid"] = gained.get(name)
+    Console(width=120).print(table)
+    if options.json:
+        write_json(options.json, {"images": len(x), "parts": found})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,82 @@
+"""The benchmark that says where in the image f is wrong."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from namm import Burgers, constraint
+from namm.cli import main as namm
+from namm.datasets import open_store
+from namm.experiments.trained import Trained
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "edges.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    return runpy.run_path(str(SCRIPT))
+
+
+def test_an_error_is_found_where_it_is(script):
+    x = torch.rand(3, 1, 16, 16)
+    made = x.clone()
+    made[..., 0] += 0.1
+    found = script["figures"](x, made, Burgers(), 2)
+    assert found["columns 0 to 1"]["error"] == pytest.approx((0.1**2 / 2) ** 0.5, rel=1e-4)
+    assert found["everything"]["error"] == pytest.approx((0.1**2 / 16) ** 0.5, rel=1e-4)
+    assert found["columns between"]["error"] == found["columns 14 to 15"]["error"] == 0
+    residual = Burgers().residual(made).abs()
+    assert found["columns 0 to 1"]["residual"] == pytest.approx(float(residual[..., :2].mean()), rel=1e-5)
+    assert found["rows 14 to 15"]["residual"] == pytest.approx(float(residual[:, :, 14:].mean()), rel=1e-5)
+
+
+def test_a_rule_without_a_residual_has_none(script):
+    x = torch.rand(3, 1, 16, 16)
+    rule = constraint(lambda x: x.mean((1, 2, 3)))
+    assert script["figures"](x, x, rule, 2)["everything"] == {"error": 0.0, "residual": None}
+
+
+def test_the_parts_cover_the_image_once_each_way(script):
+    seen = {True: torch.zeros(16, 24), False: torch.zeros(16, 24)}
+    for name, part in list(script["parts"](16, 24, 3).items())[1:]:
+        seen[name.startswith("columns")][part] += 1
+    assert (seen[True] == 1).all()
+    assert (seen[False] == 1).all()
+
+
+def test_kid_rises_with_the_part_that_is_wrong(script, monkeypatch):
+    """With brightness as the only feature."""
+
+    class Brightness(torch.nn.Module):
+        def forward(self, pictures):
+            return pictures.mean((1, 2, 3))[:, None].expand(-1, 8)
+
+    kids = script["kids"]
+    extractor = kids.__globals__["Extractor"]
+    monkeypatch.setitem(kids.__globals__, "Extractor", lambda picture: extractor(picture, Brightness()))
+    x, reference = (torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    made = x.clone()
+    made[..., :2] += 0.5
+    found = kids(x, made, reference, Burgers(), 2)
+    assert found["columns 0 to 1"] == found["everything"] > 1e-3
+    assert found["columns between"] == found["columns 6 to 7"] == 0
+
+
+def test_a_run_through_the_command(script, whole_run, tmp_path, capsys):
+    pipeline, file = tmp_path / "pipeline", tmp_path / "edges.json"
+    assert namm(["export", str(whole_run), "-o", str(pipeline)]) == 0
+    images = whole_run / "data" / "images.h5"
+    options = ["--n", "4", "--width", "2", "--json", str(file)]
+    assert script["main"]([str(pipeline), str(images), *options]) == 0
+    assert "columns between" in capsys.readouterr().out
+    with open_store(images) as store, torch.no_grad():
+        x = torch.as_tensor(store["test"][:4])
+        mirror = Trained.load(whole_run).mirror("finetune")
+        error = (mirror.f(mirror.g(x)) - x).square().mean().sqrt()
+    found = json.loads(file.read_text())
+    assert found["images"] == 4
+    assert found["parts"]["everything"]["error"] == pytest.approx(float(error), rel=1e-3)
+    assert found["parts"]["everything"]["kid"] is None
