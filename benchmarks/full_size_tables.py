@@ -52,7 +52,7 @@ def judge(found: Found) -> list[Line]:
             "< 0",
             gain,
             None if gain is None else gain < 0,
-            "" if gain is None else f"{gain:.4f}",
+            "" if gain is None else f"{gain:.5f}",
         ),
         Line("√MMD² of MDM + f finetuned / DM's", "≤ 1.25", mmd, mmd <= 1.25, f"{mmd:.3f}"),
         Line("total variation / data's", "≥ 0.85", variation, variation >= 0.85, f"{variation:.3f}"),
@@ -116,13 +116,14 @@ def page(report: Found, judged: Mapping[str, Sequence[Line]]) -> str:
 
 def quality(report: Found) -> str:
     """A row for each way to a sample, and the paper's."""
-    formats = {"seed": "", "row": "", "mean ℓ": ".3g", "CD": ".3g", "√MMD²": ".4f", "KID": ".4f", "FID": ".4g"}
+    formats = {"seed": "", "row": "", "mean ℓ": ".3g", "CD": ".3g", "√MMD²": ".4f", "KID": ".5f", "FID": ".4g"}
     formats |= {"total variation": ".3f", "spread": ".3f"}
     rows: list[list[Value]] = []
     for seed, found in report["seeds"].items():
         for name, label in LABELS.items():
             if row := found["rows"].get(name):
-                mmd, kid = ("{:.4f} ± {:.4f}".format(*row[each]) if row[each] else None for each in ("mmd", "kid"))
+                mmd = "{:.4f} ± {:.4f}".format(*row["mmd"])
+                kid = "{:.5f} ± {:.5f}".format(*row["kid"]) if row["kid"] else None
                 rest = (row["fid"], row["total_variation"], row["spread"])
                 rows.append([seed, label, row["distance"], row["cd"], mmd, kid, *rest])
     for name, label in LABELS.items():

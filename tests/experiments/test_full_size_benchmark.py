@@ -208,7 +208,7 @@ def test_kid_where_there_are_weights_and_without_them(written, call, capsys, mon
     rows = json.loads((results / "metrics.json").read_text())["seeds"]["0"]["rows"]
     line = table((results / "tables.md").read_text(), "KID of MDM + f finetuned − DM's", "< 0")
     gain = rows["finetuned"]["kid"][0] - rows["dm"]["kid"][0]
-    assert numbers(line) == [pytest.approx(gain, abs=6e-5)]
+    assert numbers(line) == [pytest.approx(gain, abs=6e-6)]
     assert line[0].endswith("met" if gain < 0 else "short")
     assert rows["dm"]["fid"] > 0
 
