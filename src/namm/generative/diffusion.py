@@ -70,8 +70,12 @@ class Diffusion(Standardised, nn.Module):
     # Learning
 
     def draw(self, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """t (B,) uniform in [t_min, 1] and ε of y's shape."""
-        u = torch.rand(len(y), generator=generator, device=y.device, dtype=y.dtype)
+        """t (B,) and ε of y's shape: each t is uniform in [t_min, 1], and there is one in every B-th of it.
+
+        A loss differs more between times than between images, so times that are spread evenly make its mean less noisy.
+        """
+        spread = torch.arange(len(y), device=y.device, dtype=y.dtype) / max(len(y), 1)
+        u = (torch.rand(1, generator=generator, device=y.device, dtype=y.dtype) + spread) % 1
         epsilon = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
         return self.t_min + (1 - self.t_min) * u, epsilon
 
