@@ -56,7 +56,7 @@ def figures(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, dict
     """Error and residual of `made`, f(g(x)), by part."""
     error, residual = (made - x).square(), rule.residual(made).abs() if rule.has_residual else None
     found: dict[str, dict[str, float | None]] = {}
-    for name, (rows, columns) in parts(*x.shape[-2:], k).items():
+    for name, (rows, columns) in parts(x.shape[-2], x.shape[-1], k).items():
         mean = None if residual is None else float(residual[..., rows, columns].mean())
         found[name] = {"error": float(error[..., rows, columns].mean().sqrt()), "residual": mean}
     return found
@@ -70,7 +70,7 @@ def kids(x: Tensor, made: Tensor, reference: Tensor, rule: Constraint, k: int) -
         return float(kid(reference, images, extractor, subsets=SUBSETS, size=len(x) // 2))
 
     base, found = value(x), {}
-    for name, (rows, columns) in parts(*x.shape[-2:], k).items():
+    for name, (rows, columns) in parts(x.shape[-2], x.shape[-1], k).items():
         mixed = x.clone()
         mixed[..., rows, columns] = made[..., rows, columns]
         found[name] = value(mixed) - base
