@@ -74,7 +74,7 @@ class Diffusion(Standardised, nn.Module):
 
         A loss differs more between times than between images, so times that are spread evenly make its mean less noisy.
         """
-        spread = torch.arange(len(y), device=y.device, dtype=y.dtype) / max(len(y), 1)
+        spread = torch.arange(len(y), device=y.device, dtype=y.dtype) / len(y)
         u = (torch.rand(1, generator=generator, device=y.device, dtype=y.dtype) + spread) % 1
         epsilon = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
         return self.t_min + (1 - self.t_min) * u, epsilon
