@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import Gaussian, exact_diffusion
 from safetensors.torch import load_file
-from scipy.stats import kstest
 from torch import nn
 
 from namm.errors import DataError, UsageError
@@ -105,21 +104,6 @@ def test_draws():
     again = model.draw(y, torch.Generator().manual_seed(3))
     assert torch.equal(again[0], t)
     assert torch.equal(again[1], epsilon)
-
-
-@given(n=st.integers(1, 40), seed=st.integers(0, 1000))
-def test_there_is_one_time_in_every_part_of_the_interval(n, seed):
-    model = Diffusion(Convolution(), SHAPE, t_min=0.25)
-    t, _ = model.draw(images(1).double().expand(n, *SHAPE), torch.Generator().manual_seed(seed))
-    parts = ((t - 0.25) / 0.75 * n).floor().long()
-    assert sorted(parts.tolist()) == list(range(n))
-
-
-def test_each_time_is_uniform():
-    model, y = Diffusion(Convolution(), SHAPE), images(1).expand(3, *SHAPE)
-    times = torch.stack([model.draw(y, torch.Generator().manual_seed(seed))[0] for seed in range(2000)])
-    for own in times.T:
-        assert kstest(own.numpy(), "uniform").pvalue > 1e-3
 
 
 def test_the_loss_is_one_graph():

@@ -130,7 +130,6 @@ STAGES = {
             lambda s: _learning(s.mdm),
             _lazily("model_stage", "make_mdm"),
             LEARNED,
-            version=2,  # times spread evenly
         ),
         Stage(
             "samples",
@@ -152,7 +151,6 @@ STAGES = {
             lambda s: {**_baseline(s.dm), "network": plain(s.mdm.network), "diffusion": plain(s.mdm.diffusion)},
             _lazily("model_stage", "make_dm"),
             LEARNED,
-            version=2,  # times spread evenly
         ),
         Stage(
             "evaluate",

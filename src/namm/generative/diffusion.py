@@ -70,12 +70,8 @@ class Diffusion(Standardised, nn.Module):
     # Learning
 
     def draw(self, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """t (B,) and ε of y's shape: each t is uniform in [t_min, 1], and there is one in every B-th of it.
-
-        A loss differs more between times than between images, so times that are spread evenly make its mean less noisy.
-        """
-        spread = torch.arange(len(y), device=y.device, dtype=y.dtype) / len(y)
-        u = (torch.rand(1, generator=generator, device=y.device, dtype=y.dtype) + spread) % 1
+        """t (B,) uniform in [t_min, 1] and ε of y's shape."""
+        u = torch.rand(len(y), generator=generator, device=y.device, dtype=y.dtype)
         epsilon = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
         return self.t_min + (1 - self.t_min) * u, epsilon
 
