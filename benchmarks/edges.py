@@ -15,6 +15,7 @@ KID needs the Inception weights and takes minutes on a CPU.
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
@@ -64,16 +65,18 @@ def figures(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, dict
 
 def kids(x: Tensor, made: Tensor, reference: Tensor, rule: Constraint, k: int) -> dict[str, float]:
     """What KID of x rises by when one part of it is replaced, of the same subsets."""
-    extractor = Extractor(picture_for(rule))
+    found = {}
+    with TemporaryDirectory() as folder:  # keeps the features of the reference
+        extractor = Extractor(picture_for(rule), cache=folder)
 
-    def value(images: Tensor) -> float:
-        return float(kid(reference, images, extractor, subsets=SUBSETS, size=len(x) // 2))
+        def value(images: Tensor) -> float:
+            return float(kid(reference, images, extractor, subsets=SUBSETS, size=len(x) // 2))
 
-    base, found = value(x), {}
-    for name, (rows, columns) in parts(x.shape[-2], x.shape[-1], k).items():
-        mixed = x.clone()
-        mixed[..., rows, columns] = made[..., rows, columns]
-        found[name] = value(mixed) - base
+        base = value(x)
+        for name, (rows, columns) in parts(x.shape[-2], x.shape[-1], k).items():
+            mixed = x.clone()
+            mixed[..., rows, columns] = made[..., rows, columns]
+            found[name] = value(mixed) - base
     return found
 
 

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,8 @@ def test_kid_rises_with_the_part_that_is_wrong(script, monkeypatch):
             return pictures.mean((1, 2, 3))[:, None].expand(-1, 8)
 
     kids = script["kids"]
-    extractor = kids.__globals__["Extractor"]
-    monkeypatch.setitem(kids.__globals__, "Extractor", lambda picture: extractor(picture, Brightness()))
+    names = kids.__globals__
+    monkeypatch.setitem(names, "Extractor", partial(names["Extractor"], network=Brightness()))
     x, reference = (torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     made = x.clone()
     made[..., :2] += 0.5
