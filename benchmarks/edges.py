@@ -20,21 +20,22 @@ from tempfile import TemporaryDirectory
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
-from namm import MirrorMap, NAMMPipeline
+from namm import NAMMPipeline
 from namm.constraints import Constraint
 from namm.datasets import open_store
+from namm.datasets.batches import map_images
 from namm.evaluation import Extractor, kid, picture_for
 from namm.files import write_json
 
-BATCH = 50
 SUBSETS = 20
 """Of half of the images each, for KID."""
+FORMATS = {"error": ".2e", "residual": ".2e", "kid": "+.1e"}
 
 
 def parts(height: int, width: int, k: int) -> dict[str, tuple[slice, slice]]:
-    """The parts of an image by name, as slices of rows and columns; all of them overlap the whole."""
+    """Slices of rows and columns by name: the whole, then the columns in three parts, then the rows."""
     everything, first, last = slice(None), slice(0, k), slice(-k, None)
     return {
         "everything": (everything, everything),
@@ -45,12 +46,6 @@ def parts(height: int, width: int, k: int) -> dict[str, tuple[slice, slice]]:
         "rows between": (slice(k, height - k), everything),
         f"rows {height - k} to {height - 1}": (last, everything),
     }
-
-
-@torch.no_grad()
-def there_and_back(mirror: MirrorMap, x: Tensor) -> Tensor:
-    """f(g(x)), (N, C, H, W)."""
-    return torch.cat([mirror.to_data(mirror.to_mirror(some)) for some in x.split(BATCH)])
 
 
 def figures(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, dict[str, float | None]]:
@@ -91,17 +86,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     pipe = NAMMPipeline.from_pretrained(options.pipeline)
-    mirror, rule = MirrorMap(pipe.g, pipe.f).eval(), pipe.constraint
+    if pipe.g is None or pipe.f is None:
+        parser.error(f"{options.pipeline} holds a model of plain images, without maps.")
     with open_store(options.images) as store:
         x, reference = (torch.as_tensor(store[split][: options.n]) for split in ("test", "train"))
-    made = there_and_back(mirror, x)
-    found = figures(x, made, rule, options.width)
-    gained = kids(x, made, reference, rule, options.width) if options.kid else {}
+    if not 0 < 2 * options.width < min(x.shape[-2:]):
+        parser.error(f"--width {options.width} leaves nothing between the edges of images {tuple(x.shape[-2:])}.")
+    made = torch.from_numpy(map_images(nn.Sequential(pipe.g, pipe.f).eval(), x, x.device, "f∘g"))
+    found = figures(x, made, pipe.constraint, options.width)
+    if options.kid:
+        for name, gained in kids(x, made, reference, pipe.constraint, options.width).items():
+            found[name]["kid"] = gained
     table = Table("part", "rms error", "residual", "KID gained")
     for name, each in found.items():
-        residual = "–" if each["residual"] is None else f"{each['residual']:.2e}"
-        table.add_row(name, f"{each['error']:.2e}", residual, f"{gained[name]:+.1e}" if name in gained else "–")
-        each["kid"] = gained.get(name)
+        shown = (f"{value:{how}}" if (value := each.get(key)) is not None else "–" for key, how in FORMATS.items())
+        table.add_row(name, *shown)
     Console(width=120).print(table)
     if options.json:
         write_json(options.json, {"images": len(x), "parts": found})

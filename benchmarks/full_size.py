@@ -239,9 +239,9 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
         ):
             print(f"stopped after {options.until}: without an evaluation of every seed nothing is written.")
             return 0
-        # Which weights matters, where they lie does not.
-        named = [options.inception.name if each == str(options.inception) else each for each in given]
-        command = shlex.join(["python", "benchmarks/full_size.py", *named])
+        command = shlex.join(["python", "benchmarks/full_size.py", *given])
+        if options.inception:  # which weights matters, where they lie does not
+            command = command.replace(str(options.inception), options.inception.name)
         results = options.results or Path("results") / options.experiment
         return 0 if write(cells, command, results, keep=options.keep) else 1
     except NammError as error:

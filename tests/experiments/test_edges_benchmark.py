@@ -80,4 +80,14 @@ def test_a_run_through_the_command(script, whole_run, tmp_path, capsys):
     found = json.loads(file.read_text())
     assert found["images"] == 4
     assert found["parts"]["everything"]["error"] == pytest.approx(float(error), rel=1e-3)
-    assert found["parts"]["everything"]["kid"] is None
+    assert "kid" not in found["parts"]["everything"]
+
+
+def test_what_cannot_be_measured_is_told(script, whole_run, tmp_path, capsys):
+    images = str(whole_run / "data" / "images.h5")
+    for model, options, said in (("dm", [], "without maps"), ("mdm", ["--width", "100"], "nothing between")):
+        pipeline = tmp_path / model
+        assert namm(["export", str(whole_run), "-o", str(pipeline), "--model", model]) == 0
+        with pytest.raises(SystemExit):
+            script["main"]([str(pipeline), images, *options])
+        assert said in capsys.readouterr().err

@@ -204,8 +204,12 @@ def test_kid_where_there_are_weights_and_without_them(written, call, capsys, mon
         patch.setattr("namm.evaluation.inception.find_weights", lambda: Path("here"))
         call(*asked, name="kid", seeds=("0",))
     monkeypatch.setattr("namm.evaluation.inception.find_weights", absent)
-    call(*asked, name="kid", seeds=("0",))  # what is evaluated needs no weights any more
-    rows = json.loads((results / "metrics.json").read_text())["seeds"]["0"]["rows"]
+    (file := results.with_name("weights.pt")).touch()
+    monkeypatch.setenv("NAMM_INCEPTION", "")  # which the call sets
+    call(*asked, f"--inception={file}", name="kid", seeds=("0",))  # what is evaluated needs no weights any more
+    report = json.loads((results / "metrics.json").read_text())
+    assert "--inception=weights.pt" in report["command"]
+    rows = report["seeds"]["0"]["rows"]
     line = table((results / "tables.md").read_text(), "KID of MDM + f finetuned − DM's", "< 0")
     gain = rows["finetuned"]["kid"][0] - rows["dm"]["kid"][0]
     assert numbers(line) == [pytest.approx(gain, abs=6e-6)]
