@@ -14,8 +14,6 @@ largest difference from the closed form in float64, of the kernels in float32.
 
 import argparse
 import json
-import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from gpu_tools import median_seconds
 from namm.maps import ICNN
 from namm.numerics import backends
-from namm.training.trial import clock
 
 BASELINE = "autograd"
 
@@ -174,17 +172,10 @@ def kernels_difference(g: ICNN) -> float:
 
 
 def rate(call: Callable[[], object], images: int, device: torch.device) -> float:
-    """Images per second: the median of five groups of calls that take a fifth of a second each."""
-
-    def seconds(calls: int) -> float:
-        start = clock(device)
-        for _ in range(calls):
-            call()
-        return (clock(device) - start) / calls
-
-    seconds(2)
-    calls = math.ceil(0.2 / seconds(1))
-    return images / statistics.median(seconds(calls) for _ in range(5))
+    """Images per second."""
+    for _ in range(2):  # compiles
+        call()
+    return images / median_seconds(call, device)
 
 
 def study(g: ICNN, shape: tuple[int, int, int], batch: int, train_batch: int, *, compile: bool) -> list[Found]:

@@ -167,7 +167,10 @@ def _real(cell: CellOutcome, contents: "Contents", beside: "Method") -> "Method"
 def written(results: Path, chosen: Preset) -> dict[str, Found]:
     """The seeds of the same experiment and preset in the results that are there."""
     path = results / "metrics.json"
-    report = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        report = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise RunFolderError(f"{path} cannot be read, so nothing of it can be kept: mend or remove it.") from error
     same = (report.get("experiment"), report.get("preset")) == (chosen.experiment, chosen.name)
     return dict(report["seeds"]) if same else {}
 

@@ -24,10 +24,8 @@ import argparse
 import importlib
 import json
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -40,7 +38,20 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from gpu_tools import Bench, Figures, Row, bandwidth, bound, by_kind, calls, flops, number, peak_tflops, training
+from gpu_tools import (
+    Bench,
+    Figures,
+    Row,
+    bandwidth,
+    bound,
+    by_kind,
+    calls,
+    flops,
+    number,
+    peak_tflops,
+    prepare,
+    training,
+)
 from namm.evaluation import distance_summary
 from namm.experiments import build
 from namm.experiments.settings import Settings
@@ -220,21 +231,6 @@ def measure(work: Work, precision: Precision, judged: bool, bench: Bench, peak: 
     )
 
 
-def prepare(names: Sequence[str], precisions: Sequence[str], processes: int) -> None:
-    """Fill the compiler's cache, by processes whose figures are thrown away."""
-
-    def run(what: tuple[str, str]) -> None:
-        name, precision = what
-        command = [sys.executable, __file__, "--only", name, "--precision", precision]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        failed = done.returncode > 1 or not done.stdout
-        why = f": exit code {done.returncode}, {done.stderr.strip()[-500:]}" if failed else ""
-        print(f"prepared {name}, {precision}{why}", flush=True)
-
-    with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(run, product(names, precisions)))
-
-
 def show(rows: Sequence[Row], facts: dict[str, Any], profiles: bool) -> None:
     """The table, the machine, and the heaviest kernels where they are asked for."""
     columns = ("work", "batch", "precision", "ours", "official", "ratio", "TFLOP/s", "of peak", "GiB", "warm-up s")
@@ -278,7 +274,9 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
     precisions: Sequence[Precision] = options.precision if cuda else ("fp32",)
     chosen = [work for work in chosen if work.name in (options.only or [work.name])]
     if options.prepare and not options.quick:
-        prepare([work.name for work in chosen], precisions, options.prepare)
+        each = product((work.name for work in chosen), precisions)
+        alone = {f"{name}, {how}": ["--only", name, "--precision", how] for name, how in each}
+        prepare(__file__, alone, options.prepare)
     gauge = Bench(device, 1, "fp32", options.quick)
     facts = {
         "machine": torch.cuda.get_device_name() if cuda else f"CPU ({platform.machine()})",

@@ -1,12 +1,15 @@
-"""What `gpu.py` measures with (clocks, kernels, FLOPs, a training by the package's loop), and a row of its table."""
+"""What benchmarks of speed share: clocks, kernels, FLOPs, a training by the package's loop, a row of `gpu.py`."""
 
 import gc
 import math
 import os
 import re
 import statistics
+import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
@@ -52,6 +55,32 @@ class Figures:
     warmup_seconds: float
     kernels: Mapping[str, float]
     """Seconds per image in each kernel."""
+
+
+def median_seconds(call: Callable[[], object], device: torch.device, enough: float = 0.3) -> float:
+    """Of a warm call: the median of five groups of `enough` seconds, or one call that takes longer than them all."""
+
+    def once(calls: int) -> float:
+        start = clock(device)
+        for _ in range(calls):
+            call()
+        return (clock(device) - start) / calls
+
+    first = once(1)
+    return first if first > 5 * enough else statistics.median(once(math.ceil(enough / first)) for _ in range(5))
+
+
+def prepare(script: str, calls: Mapping[str, Sequence[str]], processes: int) -> None:
+    """Fill the compiler's cache, by calls of `script` whose figures are thrown away, so many at a time."""
+
+    def run(name: str) -> None:
+        done = subprocess.run([sys.executable, script, *calls[name]], check=False, capture_output=True, text=True)
+        failed = done.returncode > 1 or not done.stdout
+        why = f": exit code {done.returncode}, {done.stderr.strip()[-500:]}" if failed else ""
+        print(f"prepared {name}{why}", flush=True)
+
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(run, calls))
 
 
 @dataclass(frozen=True)
@@ -110,16 +139,8 @@ class Bench:
         return clock(self.device)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Seconds of a call that is warm: the median of five groups of calls, or one call that takes long enough."""
-
-        def once(calls: int) -> float:
-            start = self.clock()
-            for _ in range(calls):
-                call()
-            return (self.clock() - start) / calls
-
-        first, enough = once(1), 0.01 if self.quick else 0.3
-        return first if first > 5 * enough else statistics.median(once(math.ceil(enough / first)) for _ in range(5))
+        """Seconds of a call that is warm."""
+        return median_seconds(call, self.device, 0.01 if self.quick else 0.3)
 
     def fresh(self) -> None:
         """Give back what is not used, and measure memory from here."""

@@ -17,10 +17,7 @@ A finished training in --out is read back.
 
 import argparse
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from gpu_tools import prepare
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images
 from namm.errors import TrainingError, UsageError
@@ -46,6 +44,7 @@ PLACES = {
     "rate": ("train", "learning_rate", float),
     "filters": ("f", "filters", int),
     "blocks": ("f", "blocks", int),
+    "downsamplings": ("f", "downsamplings", int),
     "boundary": ("f", "boundary", str),
     "normalisation": ("f", "normalisation", str),
     "weight": ("weights", "constraint", float),
@@ -105,19 +104,6 @@ def study(base: Settings, choice: str, data: Images, held_out: Images, out: Path
     )
 
 
-def prepare(choices: Sequence[str], options: argparse.Namespace) -> None:
-    """Fill the compiler's cache, by processes that train a few steps."""
-
-    def run(choice: str) -> None:
-        folder = options.out / "prepared" / choice
-        command = [sys.executable, __file__, choice, "--preset", options.preset, "--steps", "3", "--out", folder]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        print(f"prepared {choice}" if not done.returncode else f"{choice}: {done.stderr.strip()[-500:]}", flush=True)
-
-    with ThreadPoolExecutor(options.prepare) as pool:
-        list(pool.map(run, choices))
-
-
 def unlike(settings: MapSettings, choices: Sequence[str]) -> list[str]:
     """Those of `choices` whose code is not that of one before them."""
     kinds = {}
@@ -155,7 +141,9 @@ def main(arguments: Sequence[str] | None = None, base: Settings | None = None) -
     budget = f"{options.steps} steps" if options.steps else f"{options.minutes} minutes"
     settings = replace(settings, map=replace(settings.map, train=replace(settings.map.train, budget=budget)))
     if options.prepare:
-        prepare(unlike(settings.map, options.choices), options)
+        few, folder = ["--preset", options.preset, "--steps", "3", "--out"], options.out / "prepared"
+        kinds = unlike(settings.map, options.choices)
+        prepare(__file__, {kind: [kind, *few, str(folder / kind)] for kind in kinds}, options.prepare)
     options.out.mkdir(parents=True, exist_ok=True)
     sizes = {"train": settings.data.n_train, "val": settings.data.n_val}
     file = write_store(options.out / "images.h5", build.dataset(settings.data), sizes, seed=settings.data.seed)

@@ -4,12 +4,13 @@ import json
 import re
 import runpy
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from namm.experiments.assimilation import Score, Setting
+from namm.experiments.assimilation_tuning import choose
 from namm.experiments.folder import read_record
 from namm.experiments.presets import preset
 
@@ -31,19 +32,31 @@ def test_ratios_figure_and_exit_code(module, whole_run, tiny_preset, tmp_path, c
     printed = capsys.readouterr().out
     assert read_record(run / "dm") == before  # what is complete is not trained again
     found = json.loads((tmp_path / "a.json").read_text())["0"]
-    judged = found["found"][module["JUDGED"]]
+    judged = found["found"]
     ratio = judged["dps"]["distance"] / judged["mirror-dps"]["distance"]
-    first, second = printed.split("ratios, settings")[1:]
-    line = next(line for line in first.splitlines() if "ℓ of DPS / ours" in line)
+    line = next(line for line in printed.splitlines() if "ℓ of DPS / ours" in line)
     assert float(re.search(r"\d+\.\d{3}", line)[0]) == pytest.approx(ratio, abs=6e-4)
-    assert len(found["errors"]["smallest error"]["cg-dps"]) == 3
-    tried = found["tried"]["dps"]
-    by_error = found["found"]["smallest error"]["dps"]["setting"]
-    (chosen,) = (row for row in tried if row["setting"] == by_error)
-    assert chosen["error"] <= 1.05 * min(row["error"] for row in tried)
-    assert code == (1 if "(short)" in first else 0)
-    assert "for information" in second
+    assert len(found["errors"]["cg-dps"]) == 3
+    tried = [Score(**row | {"setting": Setting(**row["setting"])}) for row in found["tried"]["dps"]]
+    assert asdict(choose(tried, found["tried_chi2"]).setting) == judged["dps"]["setting"]
+    assert code == (1 if "(short)" in printed else 0)
     assert (tmp_path / "a.png").stat().st_size > 10_000
+    shutil.rmtree(run)
+    joined = ["--join", str(tmp_path / "a.json"), "--json", str(tmp_path / "b.json")]
+    assert module["main"](["--seeds", "0", "--out", str(tmp_path / "none"), *joined], tiny_preset) == code
+    assert capsys.readouterr().out.splitlines()[-20:] == printed.splitlines()[-20:]
+    assert (tmp_path / "b.json").read_bytes() == (tmp_path / "a.json").read_bytes()
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_maps_have_more_and_the_rest_is_the_demo(module):
+    s = preset("burgers", "demo").settings
+    more = module["with_more_map"](s)
+    assert (more.map.f.downsamplings, more.map.f.boundary) == (1, "cylinder")
+    assert more.map.train == replace(s.map.train, budget="1.5 minutes")
+    assert more.finetune.weights.constraint == 10 * s.finetune.weights.constraint
+    assert replace(more, map=s.map, finetune=s.finetune) == s
+    assert more.dm.equal_compute  # the plain model is given these minutes too
 
 
 def test_the_verdict_is_that_of_its_limits(module):
@@ -57,7 +70,7 @@ def test_the_verdict_is_that_of_its_limits(module):
         }
         errors = {name: [0.09, 0.10, 0.11] for name in ("dps", "cg-dps")}
         errors["mirror-dps"] = [figures["error"] + step for step in (-0.011, 0.001, 0.010)]
-        return all(met for _, met in module["verdict"](found, errors, 1.0).values())
+        return all(met for _, met in module["verdict"](module["Study"]({}, 1.0, 1.0, found, errors)).values())
 
     assert judged()
     assert not judged(dps=2.9)

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from torch import Tensor, nn
 
 from namm.datasets import load
-from namm.errors import DataError
+from namm.errors import DataError, RunFolderError
 from namm.experiments.cells import Cell, CellOutcome
 from namm.experiments.report_stage import collect
 
@@ -170,6 +170,9 @@ def test_other_seeds_stay_in_the_results_where_that_is_asked_for(written, call, 
     assert benchmark["written"](results, chosen) == report["seeds"]
     assert benchmark["written"](results, replace(chosen, name="paper")) == {}
     assert benchmark["written"](tmp_path, chosen) == {}
+    (tmp_path / "metrics.json").write_text('{"seeds": ')
+    with pytest.raises(RunFolderError, match=r"metrics\.json cannot be read"):
+        benchmark["written"](tmp_path, chosen)
 
 
 def test_until_stops_early_and_the_next_call_goes_on(call, capsys):
