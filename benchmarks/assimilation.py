@@ -128,10 +128,10 @@ def read(path: Path) -> dict[int, Study]:
 
     return {
         int(seed): Study(
-            tried={method: [one(s) for s in own] for method, own in each["tried"].items()},
+            tried={method: [one(s) for s in each["tried"][method]] for method in METHODS},
             tried_chi2=each["tried_chi2"],
             chi2=each["chi2"],
-            found={method: one(s) for method, s in each["found"].items()},
+            found={method: one(each["found"][method]) for method in METHODS},
             errors=each["errors"],
         )
         for seed, each in json.loads(path.read_text()).items()

@@ -231,6 +231,11 @@ def measure(work: Work, precision: Precision, judged: bool, bench: Bench, peak: 
     )
 
 
+def alone(names: Sequence[str], precisions: Sequence[str]) -> dict[str, list[str]]:
+    """What to give this script for each row by itself."""
+    return {f"{name}, {how}": ["--only", name, "--precision", how] for name, how in product(names, precisions)}
+
+
 def show(rows: Sequence[Row], facts: dict[str, Any], profiles: bool) -> None:
     """The table, the machine, and the heaviest kernels where they are asked for."""
     columns = ("work", "batch", "precision", "ours", "official", "ratio", "TFLOP/s", "of peak", "GiB", "warm-up s")
@@ -274,9 +279,7 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
     precisions: Sequence[Precision] = options.precision if cuda else ("fp32",)
     chosen = [work for work in chosen if work.name in (options.only or [work.name])]
     if options.prepare and not options.quick:
-        each = product((work.name for work in chosen), precisions)
-        alone = {f"{name}, {how}": ["--only", name, "--precision", how] for name, how in each}
-        prepare(__file__, alone, options.prepare)
+        prepare(__file__, alone([work.name for work in chosen], precisions), options.prepare)
     gauge = Bench(device, 1, "fp32", options.quick)
     facts = {
         "machine": torch.cuda.get_device_name() if cuda else f"CPU ({platform.machine()})",

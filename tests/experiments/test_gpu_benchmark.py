@@ -128,7 +128,7 @@ def test_every_row_is_prepared_once(gpu, monkeypatch, capsys):
         return SimpleNamespace(returncode=2 if "g" in command else 1, stdout="a table", stderr="no memory")
 
     monkeypatch.setitem(gpu.prepare.__globals__, "subprocess", SimpleNamespace(run=run))
-    gpu.prepare(["map", "g"], ["bf16", "tf32"], 2)
+    gpu.prepare("gpu.py", gpu.alone(["map", "g"], ["bf16", "tf32"]), 2)
     assert sorted(asked) == [
         ("--only", name, "--precision", precision) for name in ("g", "map") for precision in ("bf16", "tf32")
     ]
