@@ -12,7 +12,7 @@ images (`namm.experiments.assimilation_tuning` says how), and compares them:
                                       [--zetas …] [--weights …] [--guidance dps|likelihood] [--times 1] [--compile]
                                       [--figure FILE] [--json FILE] [--join FILE …]
 
-What is complete in --out is not trained again. Trainings take --times the preset's minutes, both sides alike;
+What is complete in --out is not trained again. Trainings take --times their minutes, both sides alike;
 `--compile` is for a GPU. Seeds that other calls wrote with --json are read from there if they are given to --join. The
 exit code is 1 if a seed falls short.
 """
@@ -22,7 +22,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -35,11 +34,11 @@ from namm.experiments.assimilation import (
     Outcome,
     Sampling,
     Score,
-    Setting,
     assimilate,
     priors,
     score,
 )
+from namm.experiments.assimilation_file import read_score
 from namm.experiments.assimilation_tasks import NOISE, make_task, other_numbers
 from namm.experiments.assimilation_tuning import TOLERANCE, choose, tune
 from namm.experiments.presets import Preset, preset
@@ -122,16 +121,12 @@ def verdict(one: Study) -> dict[str, tuple[float, bool]]:
 
 def read(path: Path) -> dict[int, Study]:
     """The studies that a call wrote, by seed."""
-
-    def one(found: Mapping[str, Any]) -> Score:
-        return Score(**{**found, "setting": Setting(**found["setting"])})
-
     return {
         int(seed): Study(
-            tried={method: [one(s) for s in each["tried"][method]] for method in METHODS},
+            tried={method: [read_score(row) for row in each["tried"][method]] for method in METHODS},
             tried_chi2=each["tried_chi2"],
             chi2=each["chi2"],
-            found={method: one(each["found"][method]) for method in METHODS},
+            found={method: read_score(each["found"][method]) for method in METHODS},
             errors=each["errors"],
         )
         for seed, each in json.loads(path.read_text()).items()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from namm.experiments.assimilation import Score, Setting
+from namm.experiments.assimilation_file import read_score
 from namm.experiments.assimilation_tuning import choose
 from namm.experiments.folder import read_record
 from namm.experiments.presets import preset
@@ -37,7 +38,7 @@ def test_ratios_figure_and_exit_code(module, whole_run, tiny_preset, tmp_path, c
     line = next(line for line in printed.splitlines() if "ℓ of DPS / ours" in line)
     assert float(re.search(r"\d+\.\d{3}", line)[0]) == pytest.approx(ratio, abs=6e-4)
     assert len(found["errors"]["cg-dps"]) == 3
-    tried = [Score(**row | {"setting": Setting(**row["setting"])}) for row in found["tried"]["dps"]]
+    tried = [read_score(row) for row in found["tried"]["dps"]]
     assert asdict(choose(tried, found["tried_chi2"]).setting) == judged["dps"]["setting"]
     assert code == (1 if "(short)" in printed else 0)
     assert (tmp_path / "a.png").stat().st_size > 10_000
