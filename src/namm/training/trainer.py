@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from namm.datasets.batches import Images, Order, batches, check_images, describe
 from namm.errors import DataError, Interrupted, TrainingError, UsageError
@@ -271,13 +272,18 @@ class Trainer:
         draws = self.objective.draw_whole(batch, s.batch_size, rng)
         share = s.batch_size // self.world
         mine = slice(self.rank * share, (self.rank + 1) * share)
-        with self.autocast:
-            losses: Losses = self.model(*batch, *(draw[mine] for draw in draws))
-        self.accelerator.backward(losses["loss"])
-        self.flat.gather()
+        losses = self._gradients(*batch, *(draw[mine] for draw in draws))
         if s.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.flat.vectors, s.clip)
         self.optimiser.step()
+        return losses
+
+    def _gradients(self, *tensors: Tensor) -> Losses:
+        """The losses of a batch and its draws; their gradients end in the flat weights'."""
+        with self.autocast:
+            losses: Losses = self.model(*tensors)
+        self.accelerator.backward(losses["loss"])
+        self.flat.gather()
         return losses
 
     def _validate(self) -> dict[str, float]:

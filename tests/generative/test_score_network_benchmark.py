@@ -1,0 +1,101 @@
+"""The score network by kernels of our own, by triton's interpreter, in processes of their own, which it alters."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed here")
+
+
+def interpreted(*command):
+    path = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_kernels_agree_with_torch_in_float64(tmp_path):
+    file = tmp_path / "kernels.json"
+    interpreted(str(BENCHMARKS / "score_network.py"), "--json", str(file))
+    assert 0 < json.loads(file.read_text())["difference"] < 1e-5
+
+
+SAME_NETWORK = """
+import torch
+from score_network import with_kernels
+from namm.generative import NCSNpp
+
+torch.manual_seed(0)
+network = NCSNpp(height=8, filters=8, multipliers=(1, 2), blocks=1, attention=(4,), dropout=0.0)
+for weight in network.parameters():
+    torch.nn.init.normal_(weight, std=0.2)
+x, t = torch.randn(2, 1, 8, 8), torch.tensor([0.2, 0.7])
+
+def both():
+    y = network(x, t)
+    return y, *torch.autograd.grad(y.square().mean(), list(network.parameters()))
+
+plain = both()
+with with_kernels(x.device):
+    ours = both()
+print(max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in zip(ours, plain, strict=True)))
+"""
+
+
+def test_the_network_computes_the_same():
+    assert 0 < float(interpreted("-c", SAME_NETWORK)) < 1e-4
+
+
+SAME_TRAINING = """
+from dataclasses import replace
+import torch
+from contextlib import nullcontext
+from score_network import recorded
+from namm.generative import Diffusion, NCSNpp
+from namm.training.models import ModelObjective
+from namm.training.settings import TrainSettings
+from namm.training.trainer import train
+
+def losses(context):
+    torch.manual_seed(0)
+    network = NCSNpp(height=8, filters=8, multipliers=(1,), blocks=1, attention=(), dropout=0.0)
+    model = Diffusion(network, (1, 8, 8))
+    images = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    settings = TrainSettings(budget="3 steps", batch_size=2, validations=0, log_every=1)
+    with context:
+        return train(ModelObjective(model), (images,), settings, progress=False).losses["loss"]
+
+plain, ours = losses(nullcontext()), losses(recorded(torch.device("cpu")))
+print(abs(ours - plain) / plain)
+"""
+
+
+def test_a_training_learns_the_same():
+    assert float(interpreted("-c", SAME_TRAINING)) < 1e-4
+
+
+DROPOUT = """
+import torch
+from block_kernels import normalised
+
+x = torch.randn(4, 16, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+ones, zeros = torch.ones(16), torch.zeros(16)
+plain = normalised(x, None, ones, zeros, 4, 1e-6, silu=True)
+dropped = normalised(x, None, ones, zeros, 4, 1e-6, silu=True, dropout=0.25)
+kept = dropped != 0
+assert torch.allclose(dropped[kept], plain[kept] / 0.75, rtol=1e-5)
+assert not torch.autograd.grad(dropped[~kept].sum(), x)[0].any()
+print(float(kept.float().mean()))
+"""
+
+
+def test_what_is_dropped_is_zero_and_has_no_gradient():
+    assert float(interpreted("-c", DROPOUT)) == pytest.approx(0.75, abs=0.03)
