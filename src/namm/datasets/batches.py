@@ -166,6 +166,16 @@ def check_images(images: Images, name: str = "data") -> None:
         raise DataError(f"{name} is empty: its shape is {shape}.")
 
 
+def check_held_out(images: Images, data: Images) -> None:
+    """Refuse validation images that are not of the size of the data."""
+    check_images(images, "validation data")
+    if images.shape[1:] != data.shape[1:]:
+        raise DataError(
+            f"validation images are {tuple(images.shape[1:])} but the data are {tuple(data.shape[1:])}: "
+            "they must agree."
+        )
+
+
 def describe(batch: Tensor) -> str:
     """Shape and statistics of a batch in a line."""
     bad = int((~torch.isfinite(batch)).sum())

@@ -18,8 +18,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from namm.datasets.batches import Images, Order, batches, check_images, describe
-from namm.errors import DataError, Interrupted, TrainingError, UsageError
+from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe
+from namm.errors import Interrupted, TrainingError, UsageError
 from namm.files import owned, remove_partials, write_json
 from namm.gpu import compile_options, lay_out
 from namm.numerics import autocast, backends, fold, generator, seed_torch
@@ -88,12 +88,7 @@ def train(
     for images in data:
         check_images(images)
     for images, held_out in zip(data, validation or (), strict=False):
-        check_images(held_out, "validation data")
-        if held_out.shape[1:] != images.shape[1:]:
-            raise DataError(
-                f"validation images are {tuple(held_out.shape[1:])} but the data are {tuple(images.shape[1:])}: "
-                "they must agree."
-            )
+        check_held_out(held_out, images)
     place = Path(folder) if folder is not None else None
     trackers = installed_trackers() if place else []
     accelerator = Accelerator(
