@@ -146,14 +146,8 @@ class Trainer:
                 self._trial()
             if state.step < state.total:
                 stop = stack.enter_context(stop_requests())
-                log = Log(
-                    self.accelerator,
-                    self.folder,
-                    state,
-                    title=self.title,
-                    batch_size=s.batch_size,
-                    visible=progress,
-                )
+                where = (self.accelerator, self.folder, state)
+                log = Log(*where, title=self.title, batch_size=s.batch_size, visible=progress)
                 self._loop(stack.enter_context(log), stop)
         state.ema.copy_to_live()
         self.objective.eval()
