@@ -44,9 +44,9 @@ def _gate(z):
 
 @triton.jit
 def _normalise(
-    x, added, weight, bias, kept, y, unit, base, eps, gain, PIXELS: tl.constexpr, C: tl.constexpr, SLICE: tl.constexpr,
-    WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, SILU: tl.constexpr,
-    DROPPED: tl.constexpr,
+    x, added, weight, bias, kept, y, unit, base, stride, eps, gain, PIXELS: tl.constexpr, C: tl.constexpr,
+    SLICE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr,
+    SILU: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
     """y, and r and (a − μ) r of every channel, by which x̂ = r x + (a − μ) r."""
     image = tl.program_id(1).to(tl.int64)
@@ -66,7 +66,7 @@ def _normalise(
         mean += off * (BLOCK / (first + BLOCK))
     shift = tl.zeros((WIDTH,), tl.float32)
     if ADDED:
-        shift = tl.load(added + image * C + channel, mask=inside, other=0.0).to(tl.float32)
+        shift = tl.load(added + image * stride + channel, mask=inside, other=0.0).to(tl.float32)
     mean += shift
     middle = _in_group(mean, inside, WIDTH, SIZE) / SIZE
     spread = _in_group(squares / PIXELS + (mean - middle) * (mean - middle), inside, WIDTH, SIZE) / SIZE
@@ -178,7 +178,8 @@ class _Normalised(torch.autograd.Function):
         ctx.how = {"SILU": silu, "DROPPED": dropout > 0, **_sizes(x, groups)}
         ctx.grid, ctx.gain, ctx.has_added = _grid(x, ctx.how), 1 / (1 - dropout), added is not None
         _normalise[ctx.grid](
-            *(x, x if added is None else added, weight, bias, kept, y, unit, base, eps, ctx.gain),
+            *(x, x if added is None else added, weight, bias, kept, y, unit, base),
+            *(0 if added is None else added.stride(0), eps, ctx.gain),
             ADDED=added is not None,
             **ctx.how,
             num_warps=_warps(ctx.how),
@@ -226,7 +227,7 @@ def normalised(
     silu: bool,
     dropout: float = 0.0,
 ) -> Tensor:
-    """y of x (B, C, H, W), in its dtype; `added` a (B, C), `weight` γ and `bias` β (C,), float32."""
+    """y of x (B, C, H, W), in its dtype; `added` a (B, C), rows without gaps, `weight` γ and `bias` β (C,), float32."""
     x = x.contiguous(memory_format=torch.channels_last)
     y: Tensor = _Normalised.apply(x, added, weight, bias, groups, eps, silu, dropout)
     return y

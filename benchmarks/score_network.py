@@ -16,7 +16,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +30,7 @@ from gpu_tools import Bench, Figures, by_kind, calls, training
 from namm.experiments import build
 from namm.experiments.presets import PRESETS
 from namm.files import write_json
-from namm.generative import Diffusion, EulerMaruyama, diffusion, layers
+from namm.generative import Diffusion, EulerMaruyama, NCSNpp, diffusion, layers
 from namm.training.models import ModelObjective
 from namm.training.trainer import Trainer
 
@@ -40,6 +40,9 @@ ROUNDING = 1e-5
 WARM_UP = 3
 """Calls before a recording, in which libraries choose their algorithms."""
 WAYS = ("recorded", "compiled")
+EMBED, FIR = NCSNpp._embed, layers.fir
+ADDED: dict[nn.Module, Tensor] = {}
+"""What every block will add to its first convolution."""
 
 
 # Whether the kernels are right
@@ -82,12 +85,23 @@ def by_kernels(norm: nn.GroupNorm, x: Tensor, added: Tensor | None = None, **how
     return normalised(x, added, norm.weight, norm.bias, norm.num_groups, norm.eps, **how)
 
 
-def block(block: layers.ResidualBlock, x: Tensor, time: Tensor) -> Tensor:
+def embedded(network: NCSNpp, x: Tensor, t: Tensor) -> Tensor:
+    """`NCSNpp._embed`, which also hands to every block what it adds to its first convolution: one product for all."""
+    tau = EMBED(network, x, t)
+    blocks = [module for module in network.modules() if isinstance(module, layers.ResidualBlock)]
+    weight = torch.cat([block.bias.weight for block in blocks])
+    biases: list[Any] = [bias for block in blocks for bias in (block.bias.bias, block.conv0.bias)]
+    added = F.linear(F.silu(tau), weight).float() + torch.cat(biases[::2]) + torch.cat(biases[1::2])
+    for block, part in zip(blocks, added.split([block.conv0.out_channels for block in blocks], dim=1), strict=True):
+        ADDED[block] = part
+    return tau
+
+
+def block(block: layers.ResidualBlock, x: Tensor, _: Tensor) -> Tensor:
     """`ResidualBlock.forward`: biases go where the kernels take them."""
     h = by_kernels(block.norm0, x, silu=True)
     h = F.conv2d(block.resample(h), block.conv0.weight, padding=1)
-    added = (block.bias(time) + block.conv0.bias).float()
-    h = by_kernels(block.norm1, h, added, silu=True, dropout=block.dropout.p if block.training else 0.0)
+    h = by_kernels(block.norm1, h, ADDED.pop(block), silu=True, dropout=block.dropout.p if block.training else 0.0)
     h = F.conv2d(h, block.conv1.weight, padding=1)
     bias: Any = block.conv1.bias
     x = block.resample(x)
@@ -101,6 +115,16 @@ def norm(norm: layers.GroupNorm, x: Tensor) -> Tensor:
     return by_kernels(norm, x, silu=False)
 
 
+@cache
+def _filter(rows: int, columns: int, stride: int, before: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return FIR(rows, columns, stride, before, like=torch.empty((), device=device, dtype=dtype))
+
+
+def fir(rows: int, columns: int, stride: int, before: int, *, like: Tensor) -> Tensor:
+    """`layers.fir`, made once: a compiler would see that it is always the same."""
+    return _filter(rows, columns, stride, before, like.device, like.dtype)
+
+
 @contextmanager
 def with_kernels(device: torch.device) -> Iterator[None]:
     """The score network computes by the kernels in this context, on `device` alone: operations are counted on a CPU."""
@@ -111,6 +135,8 @@ def with_kernels(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         for layer, ours in ((layers.ResidualBlock, block), (layers.GroupNorm, norm)):
             stack.enter_context(patch.object(layer, "forward", there(ours, layer.forward)))
+        stack.enter_context(patch.object(NCSNpp, "_embed", there(embedded, EMBED)))
+        stack.enter_context(patch.object(layers, "fir", fir))
         yield
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from namm.errors import UsageError
 from namm.experiments import build
@@ -52,6 +53,10 @@ def test_choices_are_trained_apart_and_measured_on_the_same_images(script, tiny_
     with script["open_store"](out / "images.h5") as store:
         mirror, rule = MirrorMap.load(out / "batch=2,rate=3e-3" / "mirror"), build.constraint(s.data.rule)
         found = [measure(mirror, rule, store["val"], sigma, 1000) for sigma in (0.0, 0.1)]
+        x = torch.as_tensor(store["val"][:])
+        with torch.no_grad():
+            error = (mirror.f(mirror.g(x)) - x)[..., :4].square().mean().sqrt()
+    assert other["first_columns"] == pytest.approx(float(error), rel=1e-4)
     assert found[0]["distance_map"] == pytest.approx(other["distances"][0], rel=1e-5)
     assert found[1]["distance_map"] == pytest.approx(other["distances"][-1], rel=1e-5)
     assert found[0]["cycle_error"] == pytest.approx(other["cycle_error"], rel=1e-5)

@@ -225,9 +225,9 @@ def _gpu_burgers(s: Settings) -> Settings:
     near them, with more weight on the rule. Budgets are steps, so that a busy machine, or another, learns as much. What
     each choice was compared with: docs/full_size.md.
     """
-    f = replace(s.map.f, filters=32, downsamplings=1, boundary="cylinder")
-    maps = replace(s.map.train, budget="6000 steps", batch_size=32, learning_rate=3e-4)
-    tuning = replace(maps, budget="6000 steps", learning_rate=2e-4, milestones=s.finetune.train.milestones)
+    f = replace(s.map.f, filters=32, boundary="cylinder")
+    maps = replace(s.map.train, budget="7500 steps", batch_size=32, learning_rate=3e-4)
+    tuning = replace(maps, budget="10000 steps", learning_rate=2e-4, milestones=s.finetune.train.milestones)
     weights = replace(s.finetune.weights, constraint=50 * _reported("burgers").weight)
     return replace(
         s,

@@ -18,7 +18,6 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
-from diffusers import DPMSolverMultistepScheduler, UniPCMultistepScheduler
 from torch import Tensor
 
 from namm.errors import UsageError
@@ -187,6 +186,8 @@ class DPMSolver:
 
     def __call__(self, process: Process, noise: Noise, tick: Callable[[], None] = _nothing) -> Tensor:
         """(B, C, H, W) at t = 0."""
+        from diffusers import DPMSolverMultistepScheduler  # not before it is used: scipy.stats comes with it
+
         algorithm = "sde-dpmsolver++" if self.stochastic else "dpmsolver++"
         kind = partial(DPMSolverMultistepScheduler, algorithm_type=algorithm)
         times = even_in_noise(process, self.steps, SDE_POWER if self.stochastic else 1.0)
@@ -202,6 +203,8 @@ class UniPC:
 
     def __call__(self, process: Process, noise: Noise, tick: Callable[[], None] = _nothing) -> Tensor:
         """(B, C, H, W) at t = 0."""
+        from diffusers import UniPCMultistepScheduler
+
         times = even_in_noise(process, self.steps)
         return _run_scheduler(UniPCMultistepScheduler, times, self.order, process, noise, tick)
 
