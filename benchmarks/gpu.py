@@ -112,13 +112,13 @@ def whole_samples(bench: Bench, n: int) -> Figures:
     s = bench.settings("burgers", "gpu")
     model, mirror = score_model(s), build.mirror(s.map, 1)
     rule, source = build.constraint(s.data.rule), Mirrored(model, mirror)
-    steps, n = (2, 2 * bench.batch) if bench.quick else (s.evaluate.sampler.steps, n)
+    steps, n = (2, 2 * bench.batch) if bench.quick else (s.samples.sampler.steps, n)
     with torch.no_grad():
         of_rest = flops(lambda y: rule(mirror.to_data(y)), model.sample_shape)
     per_image = steps * network_flops(model) + of_rest
     bench.place(source)
     rule.to(bench.device)
-    sampler = build.sampler(replace(s.evaluate.sampler, steps=steps))
+    sampler = build.sampler(replace(s.samples.sampler, steps=steps))
 
     def draw(n: int) -> float:
         x = source.sample(
