@@ -232,7 +232,7 @@ def _gpu_burgers(s: Settings) -> Settings:
     return replace(
         s,
         map=replace(s.map, f=f, train=maps),
-        mdm=replace(s.mdm, train=replace(s.mdm.train, budget="18500 steps")),
+        mdm=replace(s.mdm, train=replace(s.mdm.train, budget="17500 steps")),
         finetune=FinetuneSettings(0.02, weights, tuning),
         evaluate=replace(s.evaluate, n=10_000, n_fid=10_000, sampler=replace(s.evaluate.sampler, steps=50)),
     )
