@@ -30,6 +30,16 @@ SQRT_HALF = tl.constexpr(0.5**0.5)
 
 
 @triton.jit
+def _own(PIXELS: tl.constexpr, C: tl.constexpr, SLICE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The image of a program, its channels and which of them there are, and the places of its first pixels."""
+    image = tl.program_id(1).to(tl.int64)
+    c = tl.arange(0, WIDTH)
+    channel = tl.program_id(0) * SLICE + c
+    place = (image * PIXELS + tl.arange(0, BLOCK))[:, None] * C + channel[None, :]
+    return image, channel, c < SLICE, place
+
+
+@triton.jit
 def _in_group(value, inside, WIDTH: tl.constexpr, SIZE: tl.constexpr):
     """For each channel the sum over its group."""
     c = tl.arange(0, WIDTH)
@@ -49,16 +59,11 @@ def _normalise(
     SILU: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
     """y, and r and (a − μ) r of every channel, by which x̂ = r x + (a − μ) r."""
-    image = tl.program_id(1).to(tl.int64)
-    c = tl.arange(0, WIDTH)
-    inside = c < SLICE
-    channel = tl.program_id(0) * SLICE + c
-    place = (image * PIXELS + tl.arange(0, BLOCK))[:, None] * C + channel[None, :]
-    everywhere = inside[None, :] & (tl.arange(0, BLOCK) >= 0)[:, None]
+    image, channel, inside, place = _own(PIXELS, C, SLICE, WIDTH, BLOCK)
     mean = tl.zeros((WIDTH,), tl.float32)
     squares = tl.zeros((WIDTH,), tl.float32)
     for first in range(0, PIXELS, BLOCK):
-        value = tl.load(x + place + first * C, mask=everywhere, other=0.0).to(tl.float32)
+        value = tl.load(x + place + first * C, mask=inside[None, :], other=0.0).to(tl.float32)
         own = tl.sum(value, 0) / BLOCK
         rest = value - own[None, :]
         off = own - mean
@@ -78,23 +83,24 @@ def _normalise(
     level = offset * factor + tl.load(bias + channel, mask=inside, other=0.0)
     factor *= rate
     for first in range(0, PIXELS, BLOCK):
-        z = tl.load(x + place + first * C, mask=everywhere, other=0.0).to(tl.float32) * factor[None, :] + level[None, :]
+        z = (
+            tl.load(x + place + first * C, mask=inside[None, :], other=0.0).to(tl.float32) * factor[None, :]
+            + level[None, :]
+        )
         if SILU:
             z = z * _gate(z)
         if DROPPED:
-            z = tl.where(tl.load(kept + place + first * C, mask=everywhere, other=0) != 0, z * gain, 0.0)
-        tl.store(y + place + first * C, z.to(y.dtype.element_ty), mask=everywhere)
+            z = tl.where(tl.load(kept + place + first * C, mask=inside[None, :], other=0) != 0, z * gain, 0.0)
+        tl.store(y + place + first * C, z.to(y.dtype.element_ty), mask=inside[None, :])
 
 
 @triton.jit
-def _slope(
-    x, grad, kept, place, everywhere, rate, offset, factor, level, gain, SILU: tl.constexpr, DROPPED: tl.constexpr
-):
+def _slope(x, grad, kept, place, inside, rate, offset, factor, level, gain, SILU: tl.constexpr, DROPPED: tl.constexpr):
     """x̂ and the gradient of γ x̂ + β."""
-    normal = tl.load(x + place, mask=everywhere, other=0.0).to(tl.float32) * rate[None, :] + offset[None, :]
-    down = tl.load(grad + place, mask=everywhere, other=0.0).to(tl.float32)
+    normal = tl.load(x + place, mask=inside[None, :], other=0.0).to(tl.float32) * rate[None, :] + offset[None, :]
+    down = tl.load(grad + place, mask=inside[None, :], other=0.0).to(tl.float32)
     if DROPPED:
-        down = tl.where(tl.load(kept + place, mask=everywhere, other=0) != 0, down * gain, 0.0)
+        down = tl.where(tl.load(kept + place, mask=inside[None, :], other=0) != 0, down * gain, 0.0)
     if SILU:
         z = normal * factor[None, :] + level[None, :]
         gate = _gate(z)
@@ -109,12 +115,7 @@ def _normalise_back(
     DROPPED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x; and of each image those of a, γ and β, for each channel."""
-    image = tl.program_id(1).to(tl.int64)
-    c = tl.arange(0, WIDTH)
-    inside = c < SLICE
-    channel = tl.program_id(0) * SLICE + c
-    place = (image * PIXELS + tl.arange(0, BLOCK))[:, None] * C + channel[None, :]
-    everywhere = inside[None, :] & (tl.arange(0, BLOCK) >= 0)[:, None]
+    image, channel, inside, place = _own(PIXELS, C, SLICE, WIDTH, BLOCK)
     rate = tl.load(unit + image * C + channel, mask=inside, other=0.0)
     offset = tl.load(base + image * C + channel, mask=inside, other=0.0)
     factor = tl.load(weight + channel, mask=inside, other=0.0)
@@ -124,9 +125,9 @@ def _normalise_back(
     along = tl.zeros((WIDTH,), tl.float32)
     for first in range(0, PIXELS, BLOCK):
         normal, down = _slope(
-            x, grad, kept, place + first * C, everywhere, rate, offset, factor, level, gain, SILU, DROPPED
+            x, grad, kept, place + first * C, inside, rate, offset, factor, level, gain, SILU, DROPPED
         )
-        total += tl.sum(tl.where(everywhere, normal, 0.0), 0)
+        total += tl.sum(tl.where(inside[None, :], normal, 0.0), 0)
         plain += tl.sum(down, 0)
         along += tl.sum(down * normal, 0)
     numbers = PIXELS * SIZE
@@ -138,10 +139,10 @@ def _normalise_back(
     tl.store(at + 2 * C, plain, mask=inside)
     for first in range(0, PIXELS, BLOCK):
         normal, down = _slope(
-            x, grad, kept, place + first * C, everywhere, rate, offset, factor, level, gain, SILU, DROPPED
+            x, grad, kept, place + first * C, inside, rate, offset, factor, level, gain, SILU, DROPPED
         )
         found = rate[None, :] * (factor[None, :] * down - common[None, :] - normal * tilt[None, :])
-        tl.store(out + place + first * C, found.to(out.dtype.element_ty), mask=everywhere)
+        tl.store(out + place + first * C, found.to(out.dtype.element_ty), mask=inside[None, :])
 
 
 @triton.jit

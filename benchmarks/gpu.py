@@ -92,9 +92,9 @@ def network_flops(model: Diffusion) -> float:
     return flops(lambda y: model.denoise(y, torch.ones(len(y))), model.sample_shape)
 
 
-def sampling(bench: Bench, steps: int) -> Figures:
-    """Steps of Euler–Maruyama with the paper's score network."""
-    model = score_model(bench.settings("burgers", "paper"))
+def sampling(bench: Bench, name: str, steps: int) -> Figures:
+    """Steps of Euler–Maruyama with the score network of the preset `name`."""
+    model = score_model(bench.settings("burgers", name))
     per_image = network_flops(model)
     bench.place(model)
     few, steps = (2, 4) if bench.quick else (10, steps)
@@ -182,7 +182,7 @@ def works() -> list[Work]:
         Work("score-64", "score step", 64, partial(score, steps=150), 988, 2500),
         Work("score-gpu", "score step, preset gpu", 128, partial(score_step, name="gpu", steps=150)),
         Work(
-            *("sampling", "sampling, image-steps", 256, partial(sampling, steps=200), 4452, 11_000),
+            *("sampling", "sampling, image-steps", 256, partial(sampling, name="paper", steps=200), 4452, 11_000),
             stretch=15_000,
             note="at batch 128",
         ),

@@ -2,7 +2,7 @@
 
     compiled    by torch's compiler, with CUDA graphs: what the package does, the baseline
     recorded    as it is written, with kernels of our own around its convolutions (block_kernels.py), its launches
-                recorded once as one CUDA graph: nothing is compiled but five kernels
+                recorded once as one CUDA graph: nothing is compiled but four kernels
 
     python benchmarks/score_network.py [--train 64 256] [--sample 256] [--steps 100] [--preset paper]
                                        [--ways recorded compiled] [--json FILE]
@@ -27,11 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from block_kernels import joined, normalised
-from gpu_tools import Bench, Figures, by_kind, calls, training
-from namm.experiments import build
+from gpu import sampling, score_step
+from gpu_tools import Bench, Figures, by_kind
 from namm.experiments.presets import PRESETS
 from namm.files import write_json
-from namm.generative import Diffusion, EulerMaruyama, NCSNpp, diffusion, layers
+from namm.generative import Diffusion, NCSNpp, diffusion, layers
 from namm.training.models import ModelObjective
 from namm.training.settings import TrainSettings
 from namm.training.trainer import Trainer, train
@@ -237,35 +237,12 @@ def learned(device: torch.device, steps: int = 5) -> float:
 # What is measured
 
 
-def trained(bench: Bench, model: Diffusion, options: argparse.Namespace) -> Figures:
-    """Steps of a training."""
-    settings = bench.settings("burgers", options.preset).mdm.train
-    return training(bench, ModelObjective(model), model.sample_shape, settings, options.steps)
-
-
-def sampled(bench: Bench, model: Diffusion, options: argparse.Namespace) -> Figures:
-    """Steps of Euler–Maruyama."""
-    bench.place(model)
-    few = 10
-
-    def draw(steps: int) -> Tensor:
-        sampler, size = EulerMaruyama(steps), bench.batch
-        return model.sample(size, sampler=sampler, batch_size=size, generator=0, compile=True, progress=False)
-
-    with bench.arithmetic():
-        return calls(
-            bench, partial(draw, few), few * bench.batch, 0.0, partial(draw, options.steps), options.steps / few
-        )
-
-
 def measure(bench: Bench, work: Callable[..., Figures], way: str, options: argparse.Namespace) -> dict[str, Any]:
     """One row."""
-    s = bench.settings("burgers", options.preset)
-    model = build.diffusion(s.mdm.network, s.mdm.diffusion, build.dataset(s.data).shape, seed=0)
     bench.fresh()
     start = time.perf_counter()
     with recorded(bench.device) if way == "recorded" else ExitStack():
-        found = work(bench, model, options)
+        found = work(bench, options.preset, options.steps)
     torch.compiler.reset()
     kinds = {kind: 1e3 * seconds * bench.batch for kind, seconds in by_kind(found.kernels).items()}
     return {
@@ -291,8 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"largest difference from float64: {report['difference']:.1e}", flush=True)
     print(f"difference of a training's loss: {report['learned']:.1e}", flush=True)
     if device.type == "cuda":
-        works = [("training", trained, size) for size in options.train]
-        works += [("sampling", sampled, size) for size in options.sample]
+        works = [("training", score_step, size) for size in options.train]
+        works += [("sampling", sampling, size) for size in options.sample]
         for name, work, size in works:
             rows = {}
             for way in options.ways:
