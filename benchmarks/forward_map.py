@@ -4,7 +4,7 @@
     closed form   `ICNN` itself: all products with x in one matrix product, kept until they are used again
     recomputed    the same sums, with every product of x computed where it is used, padding by index and the projection
                   back to x as sums over channels: made for a compiler that fuses, hopeless without one
-    kernels       a kernel of our own for each layer (icnn_kernels.py), without gradients; needs a GPU and triton
+    kernels       a kernel of our own for each layer, without gradients: `namm.gpu.Recorded(g)`; needs a GPU and triton
 
     python benchmarks/forward_map.py [--batch 1024] [--train-batch 256] [--compile] [--json FILE]
 
@@ -162,7 +162,7 @@ def differences(g: ICNN) -> dict[str, float]:
 
 def kernels_difference(g: ICNN) -> float:
     """The largest difference of the kernels in float32 from the closed form in float64, relative to the largest."""
-    from icnn_kernels import icnn
+    from namm.maps.kernels import icnn
 
     x = torch.rand(2, g.output.shape[0], 16, 24, device=g.output.device)
     true = ICNN.from_config(dict(g.config)).double().to(x.device)
@@ -187,7 +187,7 @@ def study(g: ICNN, shape: tuple[int, int, int], batch: int, train_batch: int, *,
     rates: dict[str, tuple[float, float | None]] = {}
     error, ways = differences(g), dict(WAYS)
     if device.type == "cuda":
-        from icnn_kernels import icnn
+        from namm.maps.kernels import icnn
 
         ways[KERNELS], error[KERNELS] = icnn, kernels_difference(g)
     for name, way in ways.items():

@@ -1,12 +1,18 @@
 """What a GPU likes: the same numbers in another order of memory and of launches."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
 import torch
 from torch import nn
 
 from namm.experiments import build
 from namm.experiments.presets import preset
+from namm.generative import Diffusion, NCSNpp
 from namm.generative.compiled import FixedBatch
-from namm.gpu import compile_options, lay_out
+from namm.gpu import Recorded, compile_options, has_kernels, lay_out, uses_kernels
+from namm.training.models import ModelObjective
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -63,3 +69,94 @@ def test_what_a_replay_will_overwrite_is_copied(monkeypatch):
     assert first.eq(1).all()
     assert second.eq(2).all()
     assert second.shape == (2, 1, 2, 2)
+
+
+def score_network():
+    return NCSNpp(height=8, filters=8, multipliers=(1,), blocks=1, attention=(), dropout=0.0)
+
+
+def test_a_network_with_kernels_is_recorded_on_a_gpu_in_float32(monkeypatch):
+    monkeypatch.setattr("namm.gpu._has_triton", lambda: True)
+    model = Diffusion(score_network(), (1, 8, 8))
+    assert has_kernels(model.network, CUDA)
+    assert has_kernels(ModelObjective(model), CUDA)
+    assert not has_kernels(model.network, CPU)
+    assert not has_kernels(nn.Linear(1, 1), CUDA)
+    assert not has_kernels(ModelObjective(Diffusion(nn.Identity(), (1, 8, 8))), CUDA)
+    assert not has_kernels(model.network.double(), CUDA)
+    monkeypatch.setattr("namm.gpu._has_triton", lambda: False)
+    assert not has_kernels(score_network(), CUDA)
+
+
+def test_sampling_records_such_a_network(monkeypatch):
+    monkeypatch.setattr("namm.generative.compiled.has_kernels", lambda *_: True)
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
+    network = score_network()
+    nn.init.normal_(network.tail.weight)
+    y_t, t = torch.randn(2, 1, 8, 8), torch.tensor([0.2, 0.7])
+    with torch.no_grad():
+        assert torch.equal(FixedBatch(network, 3, (1, 8, 8), CPU)(y_t, t), network(y_t, t))
+
+
+class OnGPU(torch.Tensor):
+    """Memory of a CPU that says otherwise."""
+
+    is_cuda = True
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """Stands in for CUDA graphs: a replay is the recorded call on the recording's memory; counts recordings."""
+    recordings = []
+
+    class Graph:
+        def replay(self):
+            recordings[-1]()
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    return recordings
+
+
+def test_a_recording_is_replayed_on_new_numbers_and_made_anew_where_weights_moved(recorder):
+    layer, calls = nn.Linear(2, 2).requires_grad_(False), []
+
+    def call(x):
+        assert uses_kernels()
+        calls.append(x)
+        output = layer(x)
+        recorder.append(lambda: output.copy_(layer(x)))
+        return output
+
+    quick = Recorded(call, layer)
+    a, b = (torch.randn(3, 2).as_subclass(OnGPU) for _ in range(2))
+    first, second = quick(a), quick(b)
+    assert not uses_kernels()
+    assert torch.equal(first, layer(a))  # the second replay has not overwritten it
+    assert torch.equal(second, layer(b))
+    assert len(calls) == Recorded.WARM_UP + 1
+    layer.weight.mul_(2)
+    assert torch.equal(quick(a), layer(a))
+    assert len(calls) == Recorded.WARM_UP + 1
+    layer.weight.data = 3 * layer.weight.data
+    assert torch.equal(quick(a), layer(a))
+    assert len(calls) == 2 * (Recorded.WARM_UP + 1)
+    with torch.no_grad():
+        quick(a)
+    assert len(calls) == 3 * (Recorded.WARM_UP + 1)
+
+
+def test_a_recording_keeps_the_names_of_what_is_returned(recorder):
+    def call(x):
+        losses = {"loss": x.sum(), "term": x.prod()}
+        recorder.append(lambda: losses["loss"].copy_(x.sum()))
+        return losses
+
+    quick = Recorded(call)
+    found = quick(torch.ones(2).as_subclass(OnGPU)), quick(2 * torch.ones(2).as_subclass(OnGPU))
+    assert [float(losses["loss"]) for losses in found] == [2, 4]
+    assert found[0].keys() == {"loss", "term"}

@@ -1,5 +1,15 @@
-"""What a GPU likes: weights channels-last, and launches recorded beforehand. Nothing here changes what is computed."""
+"""What a GPU likes: weights channels-last, and launches recorded beforehand. Nothing here changes what is computed.
 
+There are two ways to a recording. The compiler of torch takes any network: it writes kernels for it, which takes it
+minutes for a large one, and records their launches. A network for which we have written kernels ourselves is `Recorded`
+as it runs, within seconds.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -32,3 +42,103 @@ def compile_options(network: nn.Module, device: torch.device, numbers: int, worl
     weights = sum(1 for _ in network.parameters())
     graphs = device.type == "cuda" and world == 1 and numbers <= QUICK * weights
     return {"fallback_random": True, "triton.cudagraphs": graphs}
+
+
+# Kernels of our own
+
+_recording = ContextVar("recording", default=False)
+
+
+def uses_kernels() -> bool:
+    """Whether layers that have kernels of their own shall use them here; a compiler writes its own."""
+    return not torch.compiler.is_compiling() and _recording.get()
+
+
+@contextmanager
+def with_kernels() -> Iterator[None]:
+    """Layers use their kernels inside; whoever asks for it sees to it that there is triton, and something to run it."""
+    before = _recording.set(True)
+    try:
+        yield
+    finally:
+        _recording.reset(before)
+
+
+def has_kernels(network: nn.Module, device: torch.device) -> bool:
+    """Whether `network` says that it has kernels, and `device` can run them: in float32 or less, where triton is."""
+    dtypes = {weight.dtype for weight in network.parameters()}
+    able = device.type == "cuda" and torch.float64 not in dtypes and _has_triton()
+    return able and bool(getattr(network, "has_kernels", False))
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+class Recorded:
+    """`call(*tensors)` by our kernels, its launches recorded as a CUDA graph; without a GPU the call alone.
+
+    Sizes must stay what they are. A recording holds addresses: it is made anew where those of `weights` have changed,
+    or how they are computed with.
+
+    Args:
+        call: To be recorded; returns a tensor or a dict of them. It may not wait for the GPU, and draws random numbers
+            from torch's own generator alone.
+        weights: A network whose weights may move or whose mode may change between calls; None where they cannot.
+    """
+
+    WARM_UP = 3
+    """Calls before a recording, in which libraries choose their algorithms."""
+
+    def __init__(self, call: Callable[..., Any], weights: nn.Module | None = None) -> None:
+        self.call, self.weights = call, weights
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._made_for: tuple[object, ...] = ()
+        self._inputs: tuple[Tensor, ...] = ()
+        self._outputs: Any = None
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        """What `call` returns, for the caller to keep."""
+        if not tensors[0].is_cuda:
+            return self.call(*tensors)
+        if self._graph is None or self._made_for != self._circumstances():
+            self._record(tensors)
+        assert self._graph is not None
+        for kept, tensor in zip(self._inputs, tensors, strict=True):
+            kept.copy_(tensor)
+        self._graph.replay()
+        if isinstance(self._outputs, Tensor):
+            return self._outputs.detach().clone()
+        return {name: output.detach().clone() for name, output in self._outputs.items()}
+
+    def _circumstances(self) -> tuple[object, ...]:
+        autocast = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
+        tf32 = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+        how = (torch.is_grad_enabled(), *autocast, *tf32)
+        if self.weights is None:
+            return how
+        held = (*self.weights.parameters(), *self.weights.buffers())
+        return (*how, self.weights.training, *(tensor.data_ptr() for tensor in held))
+
+    def _record(self, tensors: tuple[Tensor, ...]) -> None:
+        self._graph = self._outputs = None
+        self._made_for, self._inputs = self._circumstances(), tuple(tensor.clone() for tensor in tensors)
+        with with_kernels(), _rounding_afresh():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(self.WARM_UP):
+                    self.call(*self._inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._outputs = self.call(*self._inputs)
+        self._graph = graph
+
+
+def _rounding_afresh() -> AbstractContextManager[None]:
+    """Where autocast is on outside, it keeps weights that it has rounded: they would not be in a recording."""
+    if not torch.is_autocast_enabled("cuda"):
+        return nullcontext()
+    return torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False)

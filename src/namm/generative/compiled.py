@@ -1,20 +1,22 @@
-"""A network compiled for sampling, where every batch is worth the same code."""
+"""A network compiled or recorded for sampling, where every batch is worth the same code."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from namm.gpu import compile_options
+from namm.gpu import Recorded, compile_options, has_kernels
 
 
 class FixedBatch:
-    """`network(y_t, t)`, compiled for batches of `size`; a smaller one is filled up with copies of its own rows.
+    """`network(y_t, t)` for batches of `size`, recorded if it has kernels for this device, else compiled.
 
-    Another size would be compiled anew, which takes as long as many thousand samples.
+    A smaller batch is filled up with copies of its own rows: another size would be compiled anew, which takes as long
+    as many thousand samples.
 
     Args:
-        network: To be compiled; on `device`.
+        network: To be recorded or compiled; on `device`.
         size: B.
         shape: (C, H, W) of the images.
         device: Where they are.
@@ -22,6 +24,10 @@ class FixedBatch:
 
     def __init__(self, network: nn.Module, size: int, shape: tuple[int, int, int], device: torch.device) -> None:
         self.size = size
+        self.call: Callable[..., Tensor]
+        if has_kernels(network, device):
+            self.graphs, self.call = False, Recorded(network, network)
+            return
         options = compile_options(network, device, size * math.prod(shape))
         self.graphs = options["triton.cudagraphs"]
         self.call = torch.compile(network, fullgraph=True, dynamic=False, options=options)
@@ -32,5 +38,5 @@ class FixedBatch:
         if n < self.size:
             rows = torch.arange(self.size, device=y_t.device) % n
             y_t, t = y_t[rows], t[rows]
-        output: Tensor = self.call(y_t, t)
+        output = self.call(y_t, t)
         return (output.clone() if self.graphs else output)[:n]  # the next replay writes to the same memory

@@ -6,15 +6,19 @@
 
 ρ keeps, halves or doubles the image and S is the matching shortcut. Both resamplings filter with the outer product φ of
 [1, 3, 3, 1]/8, zeros outside the image, written as two products with banded matrices, one along each axis: on GPUs they
-run at the speed of memory, unlike depthwise convolutions. φ is exact in bfloat16.
+run at the speed of memory, unlike depthwise convolutions. φ is exact in bfloat16. While a GPU records its launches
+(`namm.gpu.Recorded`), what surrounds the convolutions is computed by kernels of our own.
 """
 
 import math
+from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from namm.gpu import uses_kernels
 from namm.numerics import at_least_float32, full_precision, in_two
 
 SQRT_HALF = 0.5**0.5
@@ -53,9 +57,17 @@ class PyramidStep(nn.Module):
 
 def fir(rows: int, columns: int, stride: int, before: int, *, like: Tensor) -> Tensor:
     """The filter [1, 3, 3, 1]/8 as a matrix: row o holds it from column stride · o − before on, cut off at the ends."""
-    o = torch.arange(rows, device=like.device)[:, None]
-    i = torch.arange(columns, device=like.device)
-    return ((2 - (i - stride * o + before - 1.5).abs()).clamp(min=0) / 4).to(like.dtype)
+    make = _kept_fir if uses_kernels() else _fir  # a compiler sees by itself that it is always the same
+    return make(rows, columns, stride, before, like.device, like.dtype)
+
+
+def _fir(rows: int, columns: int, stride: int, before: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    o = torch.arange(rows, device=device)[:, None]
+    i = torch.arange(columns, device=device)
+    return ((2 - (i - stride * o + before - 1.5).abs()).clamp(min=0) / 4).to(dtype)
+
+
+_kept_fir = cache(_fir)
 
 
 def resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -94,12 +106,55 @@ class ResidualBlock(nn.Module):
         plain = inputs == outputs and resample is nn.Identity
         self.shortcut = nn.Identity() if plain else nn.Conv2d(inputs, outputs, 1)
 
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """x: (B, inputs, H, W) and σ(τ): (B, time) -> (B, outputs, ρ H, ρ W)."""
+    def forward(self, x: Tensor, added: Tensor) -> Tensor:
+        """x: (B, inputs, H, W) and what `time_biases` has for this block -> (B, outputs, ρ H, ρ W)."""
+        if uses_kernels():
+            return self._by_kernels(x, added)
         h = self.conv0(self.resample(F.silu(self.norm0(x))))
-        h = h + self.bias(time)[:, :, None, None]
+        h = h + added[:, :, None, None]
         h = self.conv1(self.dropout(F.silu(self.norm1(h))))
         return (self.shortcut(self.resample(x)) + h) * SQRT_HALF
+
+    def _by_kernels(self, x: Tensor, added: Tensor) -> Tensor:
+        """The same; biases of convolutions are where the kernels take them."""
+        from namm.generative.norm_kernels import activated, normalised
+        from namm.generative.row_kernels import joined
+
+        h, x = activated(x, *self.norm0.described())
+        h = F.conv2d(self.resample(h), self.conv0.weight, padding=1)
+        dropout = self.dropout.p if self.training else 0.0
+        h = normalised(h, added, *self.norm1.described(), silu=True, dropout=dropout)
+        h = F.conv2d(h, self.conv1.weight, padding=1)
+        x, bias = self.resample(x), _bias(self.conv1)
+        if isinstance(self.shortcut, nn.Conv2d):
+            x, bias = F.conv2d(x, self.shortcut.weight), bias + _bias(self.shortcut)
+        return joined(x, h, bias)
+
+
+def time_biases(blocks: Sequence[ResidualBlock], time: Tensor) -> list[Tensor]:
+    """What each block adds to its first convolution, from σ(τ) (B, time): W σ τ, (B, outputs).
+
+    For kernels all of it is one product, in float32 and together with the convolution's own bias.
+    """
+    if not uses_kernels():
+        return [block.bias(time) for block in blocks]
+    product = F.linear(time, torch.cat([block.bias.weight for block in blocks])).float()
+    own = torch.cat([block.bias.bias for block in blocks]) + torch.cat([_bias(block.conv0) for block in blocks])
+    return list((product + own).split([block.conv0.out_channels for block in blocks], dim=1))
+
+
+def _bias(conv: nn.Conv2d) -> Tensor:
+    assert conv.bias is not None
+    return conv.bias
+
+
+def beside(x: Tensor, h: Tensor) -> Tensor:
+    """x and h, one after the other along the channels."""
+    if uses_kernels():
+        from namm.generative.row_kernels import beside as by_kernel
+
+        return by_kernel(x, h)
+    return torch.cat([x, h], dim=1)
 
 
 class SelfAttention(nn.Module):
@@ -153,6 +208,10 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> the same shape, computed in float32 or better."""
+        if uses_kernels():
+            from namm.generative.norm_kernels import normalised
+
+            return normalised(x, None, *self.described(), silu=False)
         if x.stride(1) != 1 or x.shape[1] == 1:
             return super().forward(x)
         wide = at_least_float32(x)
@@ -162,6 +221,10 @@ class GroupNorm(nn.GroupNorm):
         scale = (self.weight.view_as(mean[0]) * torch.rsqrt(spread + self.eps)).flatten(1)
         shift = self.bias - scale * middle.expand_as(mean).flatten(1)
         return (wide * scale[:, :, None, None] + shift[:, :, None, None]).to(x.dtype)
+
+    def described(self) -> tuple[Tensor, Tensor, int, float]:
+        """As the kernels want it."""
+        return self.weight, self.bias, self.num_groups, self.eps
 
 
 def group_norm(channels: int) -> GroupNorm:

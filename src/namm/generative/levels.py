@@ -1,15 +1,15 @@
 """The two sides of a U-Net: what one resolution of NCSN++ holds on the way down, in the middle and on the way up.
 
 On the way down every state is kept, the first of them being the head's; on the way up the block that is fed with a
-state takes the one that was kept last. A step to half the resolution keeps the pyramid's state instead of its own.
+state takes the one that was kept last. A step to half the resolution keeps the pyramid's state instead of its own. What
+the time adds in every residual block is handed on in the order in which they run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor, nn
 
-from namm.generative.layers import SQRT_HALF, Double, Halve, PyramidStep, ResidualBlock, SelfAttention
+from namm.generative.layers import SQRT_HALF, Double, Halve, PyramidStep, ResidualBlock, SelfAttention, beside
 
 
 class DownLevel(nn.Module):
@@ -35,14 +35,14 @@ class DownLevel(nn.Module):
         self.shrink = None if pyramid is None else ResidualBlock(width, width, time, dropout, Halve)
         self.pyramid = None if pyramid is None else PyramidStep(pyramid, width)
 
-    def forward(self, h: Tensor, pyramid: Tensor, time: Tensor) -> tuple[list[Tensor], Tensor]:
+    def forward(self, h: Tensor, pyramid: Tensor, added: Iterator[Tensor]) -> tuple[list[Tensor], Tensor]:
         """All that the way up shall see, the last of it being the new h, and the new pyramid."""
         states = []
         for block, attention in zip(self.blocks, self.attentions, strict=True):
-            h = attention(block(h, time))
+            h = attention(block(h, next(added)))
             states.append(h)
         if self.shrink is not None and self.pyramid is not None:
-            pyramid = (self.pyramid(pyramid) + self.shrink(h, time)) * SQRT_HALF
+            pyramid = (self.pyramid(pyramid) + self.shrink(h, next(added))) * SQRT_HALF
             states.append(pyramid)
         return states, pyramid
 
@@ -56,9 +56,9 @@ class Middle(nn.Module):
         self.attention = SelfAttention(width)
         self.after = ResidualBlock(width, width, time, dropout)
 
-    def forward(self, h: Tensor, time: Tensor) -> Tensor:
+    def forward(self, h: Tensor, added: Iterator[Tensor]) -> Tensor:
         """(B, width, H, W) -> the same shape."""
-        return self.after(self.attention(self.before(h, time)), time)
+        return self.after(self.attention(self.before(h, next(added))), next(added))
 
 
 class UpLevel(nn.Module):
@@ -75,12 +75,12 @@ class UpLevel(nn.Module):
         self.attention = SelfAttention(width) if attend else nn.Identity()
         self.grow = ResidualBlock(width, width, time, dropout, Double) if grow else None
 
-    def forward(self, h: Tensor, kept: list[Tensor], time: Tensor) -> Tensor:
+    def forward(self, h: Tensor, kept: list[Tensor], added: Iterator[Tensor]) -> Tensor:
         """Takes as many states off the end of `kept` as it has blocks."""
         for block in self.blocks:
-            h = block(torch.cat([h, kept.pop()], dim=1), time)
+            h = block(beside(h, kept.pop()), next(added))
         h = self.attention(h)
-        return h if self.grow is None else self.grow(h, time)
+        return h if self.grow is None else self.grow(h, next(added))
 
 
 def down_path(

@@ -24,7 +24,15 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.generative.layers import PictureConv2d, PreciseConv2d, ResidualBlock, SelfAttention, embed_time, group_norm
+from namm.generative.layers import (
+    PictureConv2d,
+    PreciseConv2d,
+    ResidualBlock,
+    SelfAttention,
+    embed_time,
+    group_norm,
+    time_biases,
+)
 from namm.generative.levels import Middle, down_path, up_path
 from namm.numerics import full_precision
 
@@ -46,6 +54,9 @@ class NCSNpp(ModelMixin, ConfigMixin):
         rescale_input: Replace y_t by 2 y_t − 1 first, as the published network does. Off for standardised images.
         reference_frequencies: Round ω to float32 in float64 too, as the published network does; changes float64 only.
     """
+
+    has_kernels = True
+    """Of our own, for what surrounds its convolutions: see `namm.gpu`."""
 
     @register_to_config
     def __init__(
@@ -103,18 +114,19 @@ class NCSNpp(ModelMixin, ConfigMixin):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """y_t: (B, C, H, W) and t: (B,) or () in (0, 1] -> (B, C, H, W)."""
         self.check_size(x.shape)
-        time = F.silu(self._embed(x, t))
+        blocks = [module for module in self.modules() if isinstance(module, ResidualBlock)]  # in their order here
+        added = iter(time_biases(blocks, F.silu(self._embed(x, t))))
         if self.rescale_input:
             x = 2 * x - 1
         pyramid = F.pixel_unshuffle(x.to(self.head.weight.dtype), self.unshuffle)
         h = self.head(pyramid)
         kept = [h]
         for level in self.down:
-            states, pyramid = level(kept[-1], pyramid, time)
+            states, pyramid = level(kept[-1], pyramid, added)
             kept += states
-        h = self.middle(kept[-1], time)
+        h = self.middle(kept[-1], added)
         for level in self.up:
-            h = level(h, kept, time)
+            h = level(h, kept, added)
         return F.pixel_shuffle(self.tail(F.silu(self.norm(h))), self.unshuffle)
 
     def check_size(self, shape: Sequence[int]) -> None:

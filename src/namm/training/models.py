@@ -38,6 +38,11 @@ class ModelObjective(Objective):
         super().__init__()
         self.model = model
 
+    @property
+    def has_kernels(self) -> bool:
+        """As the model's network says."""
+        return bool(getattr(getattr(self.model, "network", None), "has_kernels", False))
+
     def draw(self, batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
         """What the model draws; nothing for a model that draws inside its loss, from torch's own generator."""
         return self.model.draw(batch[0], generator) if isinstance(self.model, DrawsNoise) else ()

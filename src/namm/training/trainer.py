@@ -21,7 +21,7 @@ from torch import Tensor
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe
 from namm.errors import Interrupted, TrainingError, UsageError
 from namm.files import owned, remove_partials, write_json
-from namm.gpu import compile_options, lay_out
+from namm.gpu import Recorded, compile_options, has_kernels, lay_out
 from namm.numerics import autocast, backends, fold, generator, seed_torch
 from namm.training.checkpoint import CheckpointFolder, write
 from namm.training.dry import rehearse, step_memory
@@ -172,7 +172,10 @@ class Trainer:
             raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
         self.dtype = weights[0].dtype
         lay_out(self.objective, self.device)
-        if s.compile:
+        self._losses: Callable[..., Losses] = self._gradients
+        if s.compile and self.world == 1 and has_kernels(self.objective, self.device):
+            self._losses = Recorded(self._gradients)
+        elif s.compile:
             torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
             how = compile_options(self.objective, self.device, s.batch_size * math.prod(self.shape), self.world)
             self.objective.compile(fullgraph=True, options=how)
@@ -261,7 +264,7 @@ class Trainer:
         draws = self.objective.draw_whole(batch, s.batch_size, rng)
         share = s.batch_size // self.world
         mine = slice(self.rank * share, (self.rank + 1) * share)
-        losses = self._gradients(*batch, *(draw[mine] for draw in draws))
+        losses = self._losses(*batch, *(draw[mine] for draw in draws))
         if s.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.flat.vectors, s.clip)
         self.optimiser.step()

@@ -1,23 +1,27 @@
-"""g without gradients, a kernel for each layer: hidden states pass through memory once, products with x never do.
+"""g on a GPU without gradients, a kernel for each layer: hidden states pass through memory, products with x never do.
 
 In the notation of `namm.maps.icnn`: a kernel on the way up computes z_l from z_{l−1} and x, on the way down δ_{l−1}
 from δ_l, the sign of z_{l−1} and x. With every δ_l it adds Q_lᵀ(2 q_l δ_l) + R_lᵀ δ_l, nine numbers for each pixel and
 channel of x, to a sum that the last kernel folds back into the image. Products of x are computed where they are used.
 
-For kernels of 3×3 and 16, 32 or 64 filters. Importing this needs triton.
+`ICNN` is their oracle, and says which networks and images they are for. Importing this needs triton, which comes with
+torch where that knows GPUs.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from namm.maps import ICNN
+if TYPE_CHECKING:
+    from namm.maps.icnn import ICNN
 
 BLOCK = 128
 """Pixels of a program."""
+UP, DOWN = 4, 8
+"""Threads by 32 of a program on either way."""
 
 
 @triton.jit
@@ -74,10 +78,11 @@ def _up(
 
 @triton.jit
 def _down(
-    x, z, delta, weight, inputs, top, out, total, slope, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    F: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, LAST: tl.constexpr, TF32: tl.constexpr,
+    x, z, delta, weight, inputs, back, top, out, total, slope, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    F: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    TF32: tl.constexpr,
 ):  # fmt: skip
-    """δ_l, from `top` where l = L, and what it adds to the sum over layers."""
+    """δ_l, from `top` where l = L and not kept where l = 0, and what it adds to the sum over layers."""
     image = tl.program_id(1)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     f, n = tl.arange(0, F), tl.arange(0, TAPS)
@@ -87,11 +92,12 @@ def _down(
         d = rise * tl.load(top + f)[None, :]
     else:
         d = rise * _convolved(delta, weight, image, pixel, F, H, W, BLOCK, TF32)
-    tl.store(out + place, d)
+    if not FIRST:
+        tl.store(out + place, d)
     near = _near(x, image, pixel, C, H, W, TAPS)
     quadratic = tl.dot(near, tl.load(inputs + n[:, None] * F + f[None, :]), input_precision="tf32" if TF32 else "ieee")
-    first = tl.load(inputs + f[:, None] + n[None, :] * F)
-    second = tl.load(inputs + TAPS * F + f[:, None] + n[None, :] * F)
+    first = tl.load(back + f[:, None] * TAPS + n[None, :])
+    second = tl.load(back + TAPS * F + f[:, None] * TAPS + n[None, :])
     sums = tl.dot(2 * quadratic * d, first, input_precision="tf32" if TF32 else "ieee")
     sums += tl.dot(d, second, input_precision="tf32" if TF32 else "ieee")
     places = total + (image * H * W + pixel)[:, None] * TAPS + n[None, :]
@@ -117,8 +123,8 @@ def _fold(
 
 
 @torch.no_grad()
-def icnn(g: ICNN, x: Tensor, *, tf32: bool = True) -> Tensor:
-    """g(x), float32: (B, C, H, W) -> (B, C, H, W), for images whose pixels are a multiple of `BLOCK`."""
+def icnn(g: "ICNN", x: Tensor, *, tf32: bool = True) -> Tensor:
+    """g(x), float32: (B, C, H, W) -> (B, C, H, W), with products in TF32 or not."""
     images, channels, height, width = x.shape
     layers, filters = len(g.hidden) + 1, g.hidden.shape[1]
     taps = max(16, triton.next_power_of_2(9 * channels))
@@ -131,6 +137,7 @@ def icnn(g: ICNN, x: Tensor, *, tf32: bool = True) -> Tensor:
         return wide.unflatten(0, (layers, filters)).transpose(1, 2)
 
     both = torch.stack([inputs(g.quadratic), inputs(g.linear)], dim=1).contiguous()  # (layers, 2, taps, F)
+    back = both.transpose(2, 3).contiguous()
     bias = g.bias.unflatten(0, (layers, filters))
     ways = g.hidden.flatten(3)  # (L, out, in, 9)
     up, down = ways.permute(0, 3, 2, 1).contiguous(), ways.flip(3).permute(0, 3, 1, 2).contiguous()
@@ -139,14 +146,16 @@ def icnn(g: ICNN, x: Tensor, *, tf32: bool = True) -> Tensor:
     how: dict[str, Any] = {"F": filters, "TF32": tf32}
     for k, state in enumerate(states):
         below, weight = (states[k - 1], up[k - 1]) if k else (state, both)  # neither is read where there is none
-        _up[grid](x, below, weight, both[k], bias[k], state, g.negative_slope, FIRST=k == 0, **sizes, **how)
+        _up[grid](
+            *(x, below, weight, both[k], bias[k], state), g.negative_slope, FIRST=k == 0, **sizes, **how, num_warps=UP
+        )
     total = x.new_empty(images, height * width, taps)
     delta, spare = torch.empty_like(states[0]), torch.empty_like(states[0])
     for k in reversed(range(layers)):
-        last = k == layers - 1
-        weight = both if last else down[k]
-        slope = g.negative_slope
-        _down[grid](x, states[k], spare, weight, both[k], top, delta, total, slope, LAST=last, **sizes, **how)
+        ends = {"FIRST": k == 0, "LAST": k == layers - 1}
+        weight = both if ends["LAST"] else down[k]
+        tensors = (x, states[k], spare, weight, both[k], back[k], top, delta, total)
+        _down[grid](*tensors, g.negative_slope, **ends, **sizes, **how, num_warps=DOWN)
         delta, spare = spare, delta
     out = torch.empty_like(x)
     _fold[grid](x, total, out, g.strong_convexity, **sizes)

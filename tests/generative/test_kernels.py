@@ -1,4 +1,4 @@
-"""The score network by kernels of our own, by triton's interpreter, in processes of their own, which it alters."""
+"""Kernels of our own, by triton's interpreter, which needs no GPU; in processes of their own, which it alters."""
 
 import importlib.util
 import json
@@ -32,11 +32,11 @@ def test_kernels_agree_with_torch_in_float64_and_learn_the_same(tmp_path):
 
 SAME_NETWORK = """
 import torch
-from score_network import with_kernels
 from namm.generative import NCSNpp
+from namm.gpu import with_kernels
 
 torch.manual_seed(0)
-network = NCSNpp(height=8, filters=8, multipliers=(1, 2), blocks=1, attention=(4,), dropout=0.0)
+network = NCSNpp(height=8, filters=8, multipliers=(1, 2, 2, 1), blocks=1, attention=(4,), dropout=0.0)
 for weight in network.parameters():
     torch.nn.init.normal_(weight, std=0.2)
 x, t = torch.randn(2, 1, 8, 8), torch.tensor([0.2, 0.7])
@@ -46,19 +46,20 @@ def both():
     return y, *torch.autograd.grad(y.square().mean(), list(network.parameters()))
 
 plain = both()
-with with_kernels(x.device):
+with with_kernels():
     ours = both()
 print(max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in zip(ours, plain, strict=True)))
 """
 
 
 def test_the_network_computes_the_same():
+    """Down to a resolution of one pixel."""
     assert 0 < float(interpreted("-c", SAME_NETWORK)) < 1e-4
 
 
 DROPOUT = """
 import torch
-from block_kernels import normalised
+from namm.generative.norm_kernels import normalised
 
 x = torch.randn(4, 16, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
 ones, zeros = torch.ones(16), torch.zeros(16)
@@ -73,3 +74,45 @@ print(float(kept.float().mean()))
 
 def test_what_is_dropped_is_zero_and_has_no_gradient():
     assert float(interpreted("-c", DROPOUT)) == pytest.approx(0.75, abs=0.03)
+
+
+NARROW = """
+import torch
+from namm.generative.norm_kernels import normalised
+
+x = 100 + torch.randn(2, 8, 96, 96)  # far from zero: sums of squares would cancel
+true = torch.nn.functional.group_norm(x.double(), 2)
+ours = normalised(x, None, torch.ones(8), torch.zeros(8), 2, 1e-5, silu=False)
+print(float((ours - true).abs().max()))
+"""
+
+
+def test_nothing_cancels_where_the_mean_is_large():
+    assert float(interpreted("-c", NARROW)) < 1e-4
+
+
+G = """
+import torch
+from namm.gpu import with_kernels
+from namm.maps import ICNN
+from namm.maps.kernels import icnn
+
+torch.manual_seed(0)
+for channels, layers, filters, rows, columns in ((1, 3, 16, 16, 16), (2, 2, 16, 8, 16), (1, 1, 32, 16, 24)):
+    g = ICNN(channels, layers, filters)
+    with torch.no_grad():
+        g.hidden.uniform_(0, 0.05)
+        g.output.uniform_(0, 0.05)
+        g.bias.normal_(std=0.3)
+    x = torch.rand(2, channels, rows, columns)
+    found = icnn(g, x, tf32=False)
+    with torch.no_grad(), with_kernels():
+        assert torch.equal(g(x), icnn(g, x))
+    true = g.double()(x.double())
+    assert (true - x).abs().max() > 0.1
+    assert (found - true).abs().max() < 3e-6 * true.abs().max()
+"""
+
+
+def test_kernels_of_g_agree_with_its_closed_form_in_float64():
+    interpreted("-c", G)
