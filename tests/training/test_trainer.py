@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from namm.errors import Interrupted, RunFolderError, TrainingError, UsageError
 from namm.files import owned
+from namm.gpu import Recorded
 from namm.training import checkpoint
 from namm.training.log import read_metrics
 from namm.training.objectives import Objective
@@ -265,6 +266,23 @@ def test_compiled_training_equals_eager():
     compiled, _ = fit(NoCounter(), settings=settings(budget="5 steps", compile=True))
     assert torch.allclose(compiled.mean, plain.mean, rtol=1e-5)
     assert not torch.equal(plain.mean, eager.mean)  # dropout made a difference there
+
+
+def test_an_objective_with_kernels_is_recorded_and_not_compiled(monkeypatch):
+    plain, _ = fit(settings=settings(budget="5 steps"))
+    calls = []
+
+    class Counted(Recorded):
+        def __call__(self, *tensors):
+            calls.append(tensors)
+            return super().__call__(*tensors)
+
+    monkeypatch.setattr("namm.training.trainer.has_kernels", lambda *_: True)
+    monkeypatch.setattr("namm.training.trainer.Recorded", Counted)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: pytest.fail("compiled"))
+    recorded, _ = fit(settings=settings(budget="5 steps", compile=True))
+    assert torch.equal(recorded.mean, plain.mean)
+    assert len(calls) > 5  # steps of the trial too
 
 
 def test_any_number_of_shapes_can_be_compiled_in_a_process():

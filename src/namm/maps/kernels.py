@@ -146,9 +146,8 @@ def icnn(g: "ICNN", x: Tensor, *, tf32: bool = True) -> Tensor:
     how: dict[str, Any] = {"F": filters, "TF32": tf32}
     for k, state in enumerate(states):
         below, weight = (states[k - 1], up[k - 1]) if k else (state, both)  # neither is read where there is none
-        _up[grid](
-            *(x, below, weight, both[k], bias[k], state), g.negative_slope, FIRST=k == 0, **sizes, **how, num_warps=UP
-        )
+        given = (x, below, weight, both[k], bias[k], state, g.negative_slope)
+        _up[grid](*given, FIRST=k == 0, **sizes, **how, num_warps=UP)
     total = x.new_empty(images, height * width, taps)
     delta, spare = torch.empty_like(states[0]), torch.empty_like(states[0])
     for k in reversed(range(layers)):
