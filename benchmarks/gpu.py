@@ -65,7 +65,7 @@ from namm.training.objectives import MapObjective
 # What is measured
 
 
-def map_step(bench: Bench, experiment: str, name: str, steps: int) -> Figures:
+def map_step(bench: Bench, experiment: str, name: str) -> Figures:
     """A training of g and f on `experiment` as its preset `name` has it."""
     s = bench.settings(experiment, name)
     shape = build.dataset(s.data).shape
@@ -74,14 +74,14 @@ def map_step(bench: Bench, experiment: str, name: str, steps: int) -> Figures:
     objective = MapObjective(
         mirror, rule, noise=build.noise(s.map), weights=weights, regulariser=build.regulariser(s.map)
     )
-    return training(bench, objective, shape, s.map.train, steps, project_weights(mirror))
+    return training(bench, objective, shape, s.map.train, project_weights(mirror))
 
 
-def score_step(bench: Bench, name: str, steps: int) -> Figures:
+def score_step(bench: Bench, name: str) -> Figures:
     """A training of the score network as the preset `name` has it."""
     s = bench.settings("burgers", name)
     model = score_model(s)
-    return training(bench, ModelObjective(model), model.sample_shape, s.mdm.train, steps)
+    return training(bench, ModelObjective(model), model.sample_shape, s.mdm.train)
 
 
 def score_model(s: Settings) -> Diffusion:
@@ -172,17 +172,17 @@ class Work:
 
 def works() -> list[Work]:
     burgers = partial(map_step, experiment="burgers", name="paper")
-    ours = partial(map_step, experiment="burgers", name="gpu", steps=150)
-    divergence = partial(map_step, experiment="divergence", name="paper", steps=100)
+    ours = partial(map_step, experiment="burgers", name="gpu")
+    divergence = partial(map_step, experiment="divergence", name="paper")
     score = partial(score_step, name="paper")
     return [
-        Work("map", "map step, Burgers'", 128, partial(burgers, steps=150), 1141, 4600),
-        Work("map-16", "map step, Burgers'", 16, partial(burgers, steps=500), 828, 2500),
+        Work("map", "map step, Burgers'", 128, burgers, 1141, 4600),
+        Work("map-16", "map step, Burgers'", 16, burgers, 828, 2500),
         Work("map-gpu", "map step, Burgers', preset gpu", 128, ours),
         Work("map-divergence", "map step, divergence-free", 16, divergence, 49.4, 400),
-        Work("score", "score step", 256, partial(score, steps=50), None, 3000),
-        Work("score-64", "score step", 64, partial(score, steps=150), 988, 2500),
-        Work("score-gpu", "score step, preset gpu", 128, partial(score_step, name="gpu", steps=150)),
+        Work("score", "score step", 256, score, None, 3000),
+        Work("score-64", "score step", 64, score, 988, 2500),
+        Work("score-gpu", "score step, preset gpu", 128, partial(score_step, name="gpu")),
         Work(
             *("sampling", "sampling, image-steps", 256, partial(sampling, name="paper", steps=200), 4452, 11_000),
             stretch=15_000,

@@ -36,6 +36,7 @@ Module = TypeVar("Module", bound=nn.Module)
 MATRIX = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|nvjet|sdpa|flash|wgrad|dgrad|fprop|triton_tem|triton_mm")
 FUSED = re.compile(r"triton_(poi|red|per|for)_")  # inductor's own, named after what they are fused from
 KINDS = {
+    "own": re.compile(r"^_(normalise|join|copy|up|down|fold)(_back)?$"),
     "pointwise": re.compile(r"triton_(poi|for)_"),
     "reductions": re.compile(r"triton_(red|per)_|reduce_kernel"),
     "random": re.compile(r"dropout|distribution|philox", re.IGNORECASE),
@@ -43,6 +44,8 @@ KINDS = {
     "copies": re.compile(r"memcpy|memset|copy", re.IGNORECASE),
 }
 """Of kernels that are not matrix products, by what their names match first."""
+SECONDS = 4.0
+"""That a training is timed for, about."""
 BUSY = 0.7
 
 
@@ -237,15 +240,14 @@ def training(
     objective: Objective,
     shape: tuple[int, int, int],
     settings: TrainSettings,
-    steps: int,
     after_step: Callable[[], None] = lambda: None,
 ) -> Figures:
     """A training by the package's own loop; the dry step before it does not count in its memory."""
-    # Profiled are steps of the loop's trial, which are not timed; a plain training, as of --quick, has none.
-    steps, first, last = (4, 2, 3) if bench.quick else (steps, 20, 25)
+    # Profiled are steps of the loop's trial, which are not timed; a training of so many steps, as of --quick, has none.
+    budget, first, last = ("4 steps", 2, 3) if bench.quick else (f"{SECONDS / 60} minutes", 20, 25)
     how: dict[str, Any] = {"batch_size": bench.batch, "precision": bench.precision, "compile": bench.compile}
     seldom: dict[str, Any] = {"log_every": 10**9, "checkpoint_seconds": math.inf, "validations": 0, "milestones": 0}
-    settings = replace(settings, budget=f"{steps} steps", **how, **seldom)
+    settings = replace(settings, budget=budget, **how, **seldom)
     images = bench.images(8 * bench.batch, shape)
 
     def step(x: Tensor) -> None:

@@ -118,14 +118,14 @@ def learned(device: torch.device, steps: int = 10) -> float:
 # What is measured
 
 
-def measure(bench: Bench, work: Callable[..., Figures], way: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(bench: Bench, work: Callable[[Bench], Figures], way: str) -> dict[str, Any]:
     """One row."""
     bench.fresh()
     start = time.perf_counter()
     with ExitStack() as stack:
         for name in SWITCHES if way == "compiled" else ():
             stack.enter_context(patch(name, lambda *_: False))
-        found = work(bench, options.preset, options.steps)
+        found = work(bench)
     torch.compiler.reset()
     kinds = {kind: 1e3 * seconds * bench.batch for kind, seconds in by_kind(found.kernels).items()}
     heaviest = sorted(found.kernels.items(), key=lambda item: -item[1])[:HEAVIEST]
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", type=int, nargs="*", default=[64, 256], metavar="BATCH")
     parser.add_argument("--sample", type=int, nargs="*", default=[256], metavar="BATCH")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=100, help="of sampling")
     parser.add_argument("--preset", choices=PRESETS, default="paper", help="whose score network it is")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--json", type=Path)
@@ -153,12 +153,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"largest difference from float64: {report['difference']:.1e}", flush=True)
     print(f"difference of a training's loss: {report['learned']:.1e}", flush=True)
     if device.type == "cuda":
-        works = [("training", score_step, size) for size in options.train]
-        works += [("sampling", sampling, size) for size in options.sample]
+        steps = partial(sampling, name=options.preset, steps=options.steps)
+        works = [("training", partial(score_step, name=options.preset), size) for size in options.train]
+        works += [("sampling", steps, size) for size in options.sample]
         for name, work, size in works:
             rows = {}
             for way in options.ways:
-                rows[way] = measure(Bench(device, size, "bf16", quick=False), work, way, options)
+                rows[way] = measure(Bench(device, size, "bf16", quick=False), work, way)
                 print(f"{name}, batch {size}, {way}: {rows[way]}", flush=True)
             report[f"{name}, batch {size}"] = rows
             if len(rows) == len(WAYS):

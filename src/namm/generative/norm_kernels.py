@@ -4,8 +4,8 @@
 
 μ and the variance are over the pixels and channels of a group, a is a bias for each image and channel: that of the
 convolution before goes there, where it and its gradient cost nothing. A program has an image and a few whole groups of
-it to itself. What it can hold it reads once, anything larger twice, the second time from the end, which is most likely
-to be still in the cache.
+it to itself. It reads them twice, the second time from the end, which is most likely to be still in the cache. Sizes of
+images are no constants of the kernels: the fewer of them there are, the sooner they are compiled.
 
 All images are channels-last. `namm.generative.layers` has the same in torch, their oracle. Importing this needs triton,
 which comes with torch where that knows GPUs.
@@ -57,41 +57,28 @@ def _gate(z):
 
 
 @triton.jit
-def _finish(value, there, kept, y, place, factor, level, gain, SILU: tl.constexpr, DROPPED: tl.constexpr):
-    """Write y."""
-    z = value * factor[None, :] + level[None, :]
-    if SILU:
-        z = z * _gate(z)
-    if DROPPED:
-        z = tl.where(tl.load(kept + place, mask=there, other=0) != 0, z * gain, 0.0)
-    tl.store(y + place, z.to(y.dtype.element_ty), mask=there)
-
-
-@triton.jit
 def _normalise(
     x, added, weight, bias, kept, y, stats, stride, eps, gain, pixels, channels, SLICE: tl.constexpr,
-    WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, ADDED: tl.constexpr,
-    SILU: tl.constexpr, DROPPED: tl.constexpr,
+    WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr, SILU: tl.constexpr,
+    DROPPED: tl.constexpr,
 ):  # fmt: skip
     """y; and of every channel r and (a − μ) r, by which x̂ = r x + (a − μ) r, and the mean of x̂."""
     image, channel, inside, pixel, place = _own(pixels, channels, SLICE, WIDTH, BLOCK)
     value, there = _tile(x, place, pixel, inside, 0, pixels, channels)
     pivot = tl.sum(value, 0) / tl.minimum(BLOCK, pixels)
-    rest = tl.where(there, value - pivot[None, :], 0.0)
-    total, squares = rest, rest * rest  # of numbers that are small beside their spread: nothing cancels
-    if not WHOLE:
-        for first in range(BLOCK, pixels, BLOCK):
-            more, here = _tile(x, place, pixel, inside, first, pixels, channels)
-            more = tl.where(here, more - pivot[None, :], 0.0)
-            total += more
-            squares += more * more
+    total = tl.zeros((BLOCK, WIDTH), tl.float32)  # of numbers near the pivot: nothing cancels
+    squares = tl.zeros((BLOCK, WIDTH), tl.float32)
+    for first in range(0, pixels, BLOCK):
+        value, there = _tile(x, place, pixel, inside, first, pixels, channels)
+        rest = tl.where(there, value - pivot[None, :], 0.0)
+        total += rest
+        squares += rest * rest
     off = tl.sum(total, 0) / pixels
     variance = tl.sum(squares, 0) / pixels - off * off
-    mean = pivot + off
     shift = tl.zeros((WIDTH,), tl.float32)
     if ADDED:
         shift = tl.load(added + image * stride + channel, mask=inside, other=0.0).to(tl.float32)
-    mean += shift
+    mean = pivot + off + shift
     middle = _in_group(mean, inside, WIDTH, SIZE) / SIZE
     spread = _in_group(variance + (mean - middle) * (mean - middle), inside, WIDTH, SIZE) / SIZE
     rate = 1 / tl.sqrt(spread + eps)
@@ -103,13 +90,15 @@ def _normalise(
     factor = tl.load(weight + channel, mask=inside, other=0.0)
     level = offset * factor + tl.load(bias + channel, mask=inside, other=0.0)
     factor *= rate
-    if WHOLE:
-        _finish(value, there, kept, y, place, factor, level, gain, SILU, DROPPED)
-    else:
-        for done in range(0, pixels, BLOCK):
-            first = (tl.cdiv(pixels, BLOCK) - 1) * BLOCK - done
-            more, here = _tile(x, place, pixel, inside, first, pixels, channels)
-            _finish(more, here, kept, y, place + first * channels, factor, level, gain, SILU, DROPPED)
+    for done in range(0, pixels, BLOCK):
+        first = (tl.cdiv(pixels, BLOCK) - 1) * BLOCK - done
+        value, there = _tile(x, place, pixel, inside, first, pixels, channels)
+        z = value * factor[None, :] + level[None, :]
+        if SILU:
+            z = z * _gate(z)
+        if DROPPED:
+            z = tl.where(tl.load(kept + place + first * channels, mask=there, other=0) != 0, z * gain, 0.0)
+        tl.store(y + place + first * channels, z.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -131,23 +120,12 @@ def _slope(
 
 
 @triton.jit
-def _finish_back(
-    normal, down, there, other, out, place, rate, factor, common, tilt, OTHER: tl.constexpr
-):  # fmt: skip
-    """Write the gradient of x, to which that of its other uses is added."""
-    found = rate[None, :] * (factor[None, :] * down - common[None, :] - normal * tilt[None, :])
-    if OTHER:
-        found += tl.load(other + place, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + place, found.to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit
 def _normalise_back(
     x, grad, other, weight, bias, kept, stats, out, sums, gain, pixels, channels, SLICE: tl.constexpr,
-    WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, OTHER: tl.constexpr,
-    SILU: tl.constexpr, DROPPED: tl.constexpr,
+    WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, SILU: tl.constexpr,
+    DROPPED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x; and of each image those of a, γ and β, for each channel."""
+    """The gradient of x with that of its other uses; and of each image those of a, γ and β, for each channel."""
     image, channel, inside, pixel, place = _own(pixels, channels, SLICE, WIDTH, BLOCK)
     at = image * 3 * channels + channel
     rate = tl.load(stats + at, mask=inside, other=0.0)
@@ -155,36 +133,31 @@ def _normalise_back(
     mean = tl.load(stats + at + 2 * channels, mask=inside, other=0.0)
     factor = tl.load(weight + channel, mask=inside, other=0.0)
     level = tl.load(bias + channel, mask=inside, other=0.0)
-    normal, down, there = _slope(
-        x, grad, kept, place, pixel, inside, 0, pixels, channels, rate, offset, factor, level, gain, SILU, DROPPED
-    )
-    plain, along = down, down * normal
-    if not WHOLE:
-        for first in range(BLOCK, pixels, BLOCK):
-            unit, more, _ = _slope(
-                x, grad, kept, place, pixel, inside, first, pixels, channels, rate, offset, factor, level, gain, SILU,
-                DROPPED,
-            )  # fmt: skip
-            plain += more
-            along += more * unit
+    plain = tl.zeros((BLOCK, WIDTH), tl.float32)
+    along = tl.zeros((BLOCK, WIDTH), tl.float32)
+    for first in range(0, pixels, BLOCK):
+        normal, down, _ = _slope(
+            x, grad, kept, place, pixel, inside, first, pixels, channels, rate, offset, factor, level, gain, SILU,
+            DROPPED,
+        )  # fmt: skip
+        plain += down
+        along += down * normal
     of_bias, of_weight = tl.sum(plain, 0), tl.sum(along, 0)
     common = _in_group(factor * of_bias, inside, WIDTH, SIZE) / (pixels * SIZE)
     tilt = _in_group(factor * of_weight, inside, WIDTH, SIZE) / (pixels * SIZE)
     tl.store(sums + at, rate * (factor * of_bias - pixels * (common + tilt * mean)), mask=inside)
     tl.store(sums + at + channels, of_weight, mask=inside)
     tl.store(sums + at + 2 * channels, of_bias, mask=inside)
-    if WHOLE:
-        _finish_back(normal, down, there, other, out, place, rate, factor, common, tilt, OTHER)
-    else:
-        for done in range(0, pixels, BLOCK):
-            first = (tl.cdiv(pixels, BLOCK) - 1) * BLOCK - done
-            unit, more, here = _slope(
-                x, grad, kept, place, pixel, inside, first, pixels, channels, rate, offset, factor, level, gain, SILU,
-                DROPPED,
-            )  # fmt: skip
-            _finish_back(
-                unit, more, here, other, out, place + first * channels, rate, factor, common, tilt, OTHER
-            )  # fmt: skip
+    for done in range(0, pixels, BLOCK):
+        first = (tl.cdiv(pixels, BLOCK) - 1) * BLOCK - done
+        normal, down, there = _slope(
+            x, grad, kept, place, pixel, inside, first, pixels, channels, rate, offset, factor, level, gain, SILU,
+            DROPPED,
+        )  # fmt: skip
+        found = rate[None, :] * (factor[None, :] * down - common[None, :] - normal * tilt[None, :])
+        if OTHER:
+            found += tl.load(other + place + first * channels, mask=there, other=0.0).to(tl.float32)
+        tl.store(out + place + first * channels, found.to(out.dtype.element_ty), mask=there)
 
 
 class _Normalised(torch.autograd.Function):
@@ -247,9 +220,7 @@ def _sizes(x: Tensor, groups: int) -> dict[str, Any]:
     size = x.shape[1] // groups
     together = next(n for n in range(1, groups + 1) if groups % n == 0 and (n * size >= SLICE or n == groups))
     width = triton.next_power_of_2(together * size)
-    block = max(1, TILE // width)
-    whole = x.shape[2] * x.shape[3] <= block
-    cut = {"SLICE": together * size, "WIDTH": width, "SIZE": size, "BLOCK": block, "WHOLE": whole}
+    cut = {"SLICE": together * size, "WIDTH": width, "SIZE": size, "BLOCK": max(1, TILE // width)}
     return cut | {"num_warps": WARPS}
 
 

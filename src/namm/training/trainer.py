@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -33,9 +33,10 @@ from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
 from namm.training.signals import StopRequest, stop_requests
 from namm.training.state import TrainingState
 from namm.training.tally import Tally
-from namm.training.trial import TIMED, clock, seconds_per_step
+from namm.training.trial import TIMED, clock, seconds_per_step, warm_up
 from namm.training.validation import validate
 
+Result = TypeVar("Result")
 RESULT = "result.json"  # what a finished training did, in its folder
 
 
@@ -143,7 +144,7 @@ class Trainer:
                 state.total = self._count_steps()
                 self._save()
             elif s.compile and state.step < state.total:
-                self._trial()
+                self._undone(lambda: warm_up(self._update))
             if state.step < state.total:
                 stop = stack.enter_context(stop_requests())
                 where = (self.accelerator, self.folder, state)
@@ -203,17 +204,18 @@ class Trainer:
         """Turn the budget into a number of steps, once; compilation, if any, happens here too."""
         budget = Budget.parse(self.settings.budget)
         steps = budget.steps(self.images, self.settings.batch_size)
-        if steps is not None and not self.settings.compile:
-            return steps
-        if steps is not None:
-            self._trial()
-            return steps
-        return max(1, round(60 * budget.amount / self._trial(60 * budget.amount)))
+        if steps is None:
+            seconds = 60 * budget.amount
+            each = self._undone(lambda: seconds_per_step(self._update, self.accelerator, seconds))
+            return max(1, round(seconds / each))
+        if self.settings.compile:
+            self._undone(lambda: warm_up(self._update))
+        return steps
 
-    def _trial(self, seconds: float = 0.0) -> float:
-        """Seconds of a step, by a few that are undone afterwards; what needs compiling is compiled."""
+    def _undone(self, trial: Callable[[], Result]) -> Result:
+        """What a few steps tell, which are then undone."""
         before = self.state.checkpoint().copy()
-        found = seconds_per_step(self._update, self.accelerator, seconds)
+        found = trial()
         self.state.restore(before)
         return found
 

@@ -10,9 +10,15 @@ from collections.abc import Callable
 import torch
 from accelerate import Accelerator
 
-WARM_UP, TIMED = 2, 8  # steps not counted, and groups of steps counted at least
+WARM_UP, TIMED = 3, 8  # steps not counted, in which code is compiled and recorded; groups of steps counted at least
 GROUP = 8  # steps timed together on a GPU, where waiting for each would be counted too
 SHARE = 0.03  # of a training's seconds that its trial may take
+
+
+def warm_up(update: Callable[[int], object]) -> None:
+    """The first steps, which take longer than others."""
+    for step in range(WARM_UP):
+        update(step)
 
 
 def seconds_per_step(update: Callable[[int], object], accelerator: Accelerator, seconds: float = 0.0) -> float:
@@ -23,8 +29,7 @@ def seconds_per_step(update: Callable[[int], object], accelerator: Accelerator, 
         accelerator: Says where, and joins the processes.
         seconds: What the training shall take; a longer one has a longer trial.
     """
-    for step in range(WARM_UP):
-        update(step)
+    warm_up(update)
     group = GROUP if accelerator.device.type == "cuda" else 1
     times: list[float] = []
 
