@@ -68,13 +68,15 @@ from namm.training.objectives import MapObjective
 def map_step(bench: Bench, experiment: str, name: str) -> Figures:
     """A training of g and f on `experiment` as its preset `name` has it."""
     s = bench.settings(experiment, name)
+    objective = map_objective(s)
     shape = build.dataset(s.data).shape
-    mirror = build.mirror(s.map, shape[0])
+    return training(bench, objective, shape, s.map.train, project_weights(objective.mirror))
+
+
+def map_objective(s: Settings) -> MapObjective:
+    mirror = build.mirror(s.map, build.dataset(s.data).shape[0])
     rule, weights = build.constraint(s.data.rule), build.weights(s.map.weights)
-    objective = MapObjective(
-        mirror, rule, noise=build.noise(s.map), weights=weights, regulariser=build.regulariser(s.map)
-    )
-    return training(bench, objective, shape, s.map.train, project_weights(mirror))
+    return MapObjective(mirror, rule, noise=build.noise(s.map), weights=weights, regulariser=build.regulariser(s.map))
 
 
 def score_step(bench: Bench, name: str) -> Figures:
