@@ -114,7 +114,7 @@ def recorder(monkeypatch):
             recordings[-1]()
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     stream = SimpleNamespace(wait_stream=lambda _: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)

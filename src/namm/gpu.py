@@ -132,7 +132,7 @@ class Recorded:
                     self.call(*self._inputs)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the GPU
                 self._outputs = self.call(*self._inputs)
         self._graph = graph
 

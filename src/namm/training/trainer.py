@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -33,10 +33,9 @@ from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
 from namm.training.signals import StopRequest, stop_requests
 from namm.training.state import TrainingState
 from namm.training.tally import Tally
-from namm.training.trial import TIMED, clock, seconds_per_step, warm_up
+from namm.training.trial import TIMED, clock, seconds_per_step, undone, warm_up
 from namm.training.validation import validate
 
-Result = TypeVar("Result")
 RESULT = "result.json"  # what a finished training did, in its folder
 
 
@@ -129,6 +128,7 @@ class Trainer:
             batches(images, self._order(images, fold(settings.seed, "data", k)), self.device, step_memory(objective))
             for k, images in enumerate(data)
         ]
+        self._recorded: Recorded | None = None
         self._prepare(after_step)
         self.state = TrainingState(objective, self.flat, self.optimiser, settings.ema_decay)
         self.checkpoints = CheckpointFolder(folder / "checkpoints", settings.keep) if folder else None
@@ -137,14 +137,14 @@ class Trainer:
         """Resume or start, train to the end, leave the averaged weights in the objective."""
         state, s = self.state, self.settings
         with ExitStack() as stack:
-            stack.callback(self.flat.release)
+            stack.callback(self._release)
             stack.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
             stack.enter_context(backends(s.precision, self.device))
             if not self._resume():
                 state.total = self._count_steps()
                 self._save()
             elif s.compile and state.step < state.total:
-                self._undone(lambda: warm_up(self._update))
+                undone(state, lambda: warm_up(self._update))
             if state.step < state.total:
                 stop = stack.enter_context(stop_requests())
                 where = (self.accelerator, self.folder, state)
@@ -156,6 +156,11 @@ class Trainer:
         if self.folder and self.accelerator.is_main_process:
             write_json(self.folder / RESULT, {**asdict(result), "folder": None})
         return result
+
+    def _release(self) -> None:
+        """Give weights memory of their own, and that of a recording back."""
+        self._recorded = None
+        self.flat.release()
 
     # Setting up
 
@@ -173,9 +178,8 @@ class Trainer:
             raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
         self.dtype = weights[0].dtype
         lay_out(self.objective, self.device)
-        self._losses: Callable[..., Losses] = self._gradients
         if s.compile and self.world == 1 and has_kernels(self.objective, self.device):
-            self._losses = Recorded(self._gradients)
+            self._recorded = Recorded(self._gradients)
         elif s.compile:
             torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
             how = compile_options(self.objective, self.device, s.batch_size * math.prod(self.shape), self.world)
@@ -206,18 +210,11 @@ class Trainer:
         steps = budget.steps(self.images, self.settings.batch_size)
         if steps is None:
             seconds = 60 * budget.amount
-            each = self._undone(lambda: seconds_per_step(self._update, self.accelerator, seconds))
+            each = undone(self.state, lambda: seconds_per_step(self._update, self.accelerator, seconds))
             return max(1, round(seconds / each))
         if self.settings.compile:
-            self._undone(lambda: warm_up(self._update))
+            undone(self.state, lambda: warm_up(self._update))
         return steps
-
-    def _undone(self, trial: Callable[[], Result]) -> Result:
-        """What a few steps tell, which are then undone."""
-        before = self.state.checkpoint().copy()
-        found = trial()
-        self.state.restore(before)
-        return found
 
     # Training
 
@@ -266,7 +263,8 @@ class Trainer:
         draws = self.objective.draw_whole(batch, s.batch_size, rng)
         share = s.batch_size // self.world
         mine = slice(self.rank * share, (self.rank + 1) * share)
-        losses = self._losses(*batch, *(draw[mine] for draw in draws))
+        gradients = self._gradients if self._recorded is None else self._recorded
+        losses = gradients(*batch, *(draw[mine] for draw in draws))
         if s.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.flat.vectors, s.clip)
         self.optimiser.step()

@@ -6,13 +6,25 @@ what happens to run beside the first steps then costs the training nothing.
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
 
+from namm.training.state import TrainingState
+
+Found = TypeVar("Found")
 WARM_UP, TIMED = 3, 8  # steps not counted, in which code is compiled and recorded; groups of steps counted at least
 GROUP = 8  # steps timed together on a GPU, where waiting for each would be counted too
 SHARE = 0.03  # of a training's seconds that its trial may take
+
+
+def undone(state: TrainingState, trial: Callable[[], Found]) -> Found:
+    """What a trial finds, whose steps are then undone."""
+    before = state.checkpoint().copy()
+    found = trial()
+    state.restore(before)
+    return found
 
 
 def warm_up(update: Callable[[int], object]) -> None:
