@@ -1,6 +1,8 @@
-"""Shared fixtures: the parity files, a quiet, deterministic torch, and a whole run at a tiny size."""
+"""Shared fixtures: the parity files, a quiet, deterministic torch, an interpreter of kernels, a run at a tiny size."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,22 @@ def parity() -> Callable[[str], Mapping[str, np.ndarray]]:
         return np.load(path, allow_pickle=False)
 
     return read
+
+
+@pytest.fixture
+def interpreted() -> Callable[..., str]:
+    """Run kernels on a CPU by triton's interpreter, in a process of their own, which it alters: what it prints."""
+    pytest.importorskip("triton", reason="triton is not installed here")
+    benchmarks = Path(__file__).parents[1] / "benchmarks"
+
+    def run_interpreted(*command: str) -> str:
+        folders = os.pathsep.join([str(benchmarks), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": folders}
+        done = subprocess.run([sys.executable, *command], check=False, capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run_interpreted
 
 
 @pytest.fixture(autouse=True)

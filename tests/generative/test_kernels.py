@@ -1,28 +1,14 @@
-"""Kernels of our own, by triton's interpreter, which needs no GPU; in processes of their own, which it alters."""
+"""Kernels of our own, by triton's interpreter, which needs no GPU."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed here")
 
-
-def interpreted(*command):
-    path = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_kernels_agree_with_torch_in_float64_and_learn_the_same(tmp_path):
+def test_kernels_agree_with_torch_in_float64_and_learn_the_same(interpreted, tmp_path):
     file = tmp_path / "kernels.json"
     interpreted(str(BENCHMARKS / "score_network.py"), "--json", str(file))
     found = json.loads(file.read_text())
@@ -52,7 +38,7 @@ print(max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b 
 """
 
 
-def test_the_network_computes_the_same():
+def test_the_network_computes_the_same(interpreted):
     """Down to a resolution of one pixel."""
     assert 0 < float(interpreted("-c", SAME_NETWORK)) < 1e-4
 
@@ -72,7 +58,7 @@ print(float(kept.float().mean()))
 """
 
 
-def test_what_is_dropped_is_zero_and_has_no_gradient():
+def test_what_is_dropped_is_zero_and_has_no_gradient(interpreted):
     assert float(interpreted("-c", DROPOUT)) == pytest.approx(0.75, abs=0.03)
 
 
@@ -87,7 +73,7 @@ print(float((ours - true).abs().max()))
 """
 
 
-def test_nothing_cancels_where_the_mean_is_large():
+def test_nothing_cancels_where_the_mean_is_large(interpreted):
     assert float(interpreted("-c", NARROW)) < 1e-4
 
 
@@ -114,5 +100,5 @@ for channels, layers, filters, rows, columns in ((1, 3, 16, 16, 16), (2, 2, 16, 
 """
 
 
-def test_kernels_of_g_agree_with_its_closed_form_in_float64():
+def test_kernels_of_g_agree_with_its_closed_form_in_float64(interpreted):
     interpreted("-c", G)
