@@ -88,9 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows[way] = work(Bench(device, options.batch, "bf16", quick=False), step)
             print(f"{name}, batch {options.batch}, {way}: {rows[way]}", flush=True)
         for figure in ("images_per_second", "warmup_s"):
-            print(
-                f"{name}, {figure}: kernel / sweeps {rows['kernel'][figure] / rows['sweeps'][figure]:.2f}", flush=True
-            )
+            ratio = rows["kernel"][figure] / rows["sweeps"][figure]
+            print(f"{name}, {figure}: kernel / sweeps {ratio:.2f}", flush=True)
     if options.json:
         write_json(options.json, report)
     return 0 if report["difference"] <= ROUNDING else 1

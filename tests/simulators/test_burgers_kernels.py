@@ -1,5 +1,7 @@
 """All sweeps of an implicit step in one kernel, by triton's interpreter."""
 
+from pathlib import Path
+
 SOLVED = """
 import torch
 from namm.simulators.burgers import BurgersGrid, _ImplicitHalfStep
@@ -20,6 +22,12 @@ for rows, columns, flip in ((8, 5, 1), (13, 3, -1), (64, 40, -1)):
     assert (sides[1][0] - r).abs().max() > 1e-3
     torch.library.opcheck(solve, (r.requires_grad_(), *how))
 """
+
+
+def test_distances_agree_with_float64(interpreted):
+    """By the benchmark, whose exit code says so."""
+    script = Path(__file__).parents[2] / "benchmarks" / "implicit_step.py"
+    assert "largest difference from float64" in interpreted(str(script))
 
 
 def test_states_and_gradients_agree_with_float64(interpreted):
