@@ -140,7 +140,7 @@ def one_map(bench: Bench, side: str) -> Figures:
     with torch.no_grad(), bench.arithmetic():
         per_image = flops(network, shape)
         x, placed = bench.images(bench.batch, shape), bench.place(network)
-        quick = Recorded(placed, placed) if side == "g" else bench.compiled(placed)  # g has kernels of its own
+        quick = Recorded(placed) if side == "g" else bench.compiled(placed)  # g has kernels of its own
         return calls(bench, lambda: quick(x), bench.batch, per_image)
 
 

@@ -6,12 +6,15 @@
     python benchmarks/implicit_step.py [--batch 128] [--json FILE]
 
 Prints how far ℓ and its gradient by the kernel are from float64; then images per second and warm-up of both works by
-both ways, with nothing compiled beforehand, and the ratios. Without a GPU only the comparison is made, by triton's
-interpreter: TRITON_INTERPRET=1. The exit code is 1 if a difference is beyond rounding.
+both ways, each in a process of its own that finds nothing compiled, and the ratios. Without a GPU only the comparison
+is made, by triton's interpreter: TRITON_INTERPRET=1. The exit code is 1 if a difference is beyond rounding.
 """
 
 import argparse
+import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,27 +72,43 @@ def map_step(bench: Bench, step: Step) -> dict[str, float]:
     return {"images_per_second": found.images_per_second, "warmup_s": found.warmup_seconds}
 
 
+WORKS: dict[str, Callable[[Bench, Step], dict[str, float]]] = {"distance": distance, "map": map_step}
+
+
+def measured(work: str, way: str, batch: int) -> dict[str, float]:
+    """What a new process tells, whose compilers begin with nothing."""
+    command = [sys.executable, __file__, "--run", work, way, "--batch", str(batch)]
+    with tempfile.TemporaryDirectory() as folder:
+        env = os.environ | dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    if done.returncode:
+        raise SystemExit(f"{work} by {way} failed:\n{done.stderr}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--run", nargs=2, metavar=("WORK", "WAY"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if options.run:
+        work, way = options.run
+        print(json.dumps(WORKS[work](Bench(device, options.batch, "bf16", quick=False), WAYS[way])))
+        return 0
     report: dict[str, Any] = {"difference": difference(device)}
     print(f"largest difference from float64: {report['difference']:.1e}", flush=True)
-    works: dict[str, Callable[[Bench, Step], dict[str, float]]] = {"ℓ and gradient": distance, "map step": map_step}
-    for name, work in works.items() if device.type == "cuda" else ():
-        rows = report[name] = {}
-        for way, step in WAYS.items():
-            with tempfile.TemporaryDirectory() as folder:
-                os.environ |= dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
-                torch.compiler.reset()
-                rows[way] = work(Bench(device, options.batch, "bf16", quick=False), step)
-            print(f"{name}, batch {options.batch}, {way}: {rows[way]}", flush=True)
+    for work in WORKS if device.type == "cuda" else ():
+        rows = report[work] = {}
+        for way in WAYS:
+            rows[way] = measured(work, way, options.batch)
+            print(f"{work}, batch {options.batch}, {way}: {rows[way]}", flush=True)
         for figure in ("images_per_second", "warmup_s"):
             ratio = rows["kernel"][figure] / rows["sweeps"][figure]
-            print(f"{name}, {figure}: kernel / sweeps {ratio:.2f}", flush=True)
+            print(f"{work}, {figure}: kernel / sweeps {ratio:.2f}", flush=True)
     if options.json:
         write_json(options.json, report)
     return 0 if report["difference"] <= ROUNDING else 1

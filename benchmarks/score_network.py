@@ -46,7 +46,7 @@ ROUNDING, APART = 1e-5, 1e-3
 HEAVIEST = 20
 """Kernels that are named."""
 WAYS = ("recorded", "compiled")
-SWITCHES = ("namm.training.trainer.has_kernels", "namm.generative.compiled.has_kernels")
+SWITCHES = ("namm.training.trainer.can_record", "namm.generative.compiled.can_record")
 """What says whether a network is recorded."""
 
 

@@ -81,7 +81,7 @@ def run(stage: str, start: float, quick: bool) -> Moments:
 
         how = replace(own.train, budget="1 steps", compile=not quick, validations=0, milestones=0)
         images = bench.images(how.batch_size, model.sample_shape)
-        with patch("namm.training.trainer.has_kernels", lambda *_: False) if stage == BASELINE else nullcontext():
+        with patch("namm.training.trainer.can_record", lambda *_: False) if stage == BASELINE else nullcontext():
             train(maps if stage == "map" else ModelObjective(model), (images,), how, after_step=after_step)
     return Moments(with_torch, with_all, first[0])
 

@@ -47,7 +47,9 @@ def interpreted() -> Callable[..., str]:
     def run_interpreted(*command: str) -> str:
         folders = os.pathsep.join([str(benchmarks), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": folders}
-        done = subprocess.run([sys.executable, *command], check=False, capture_output=True, text=True, env=env)
+        done = subprocess.run(
+            [sys.executable, *command], check=False, capture_output=True, text=True, env=env, timeout=300
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

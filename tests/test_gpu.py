@@ -11,7 +11,7 @@ from namm.experiments import build
 from namm.experiments.presets import preset
 from namm.generative import Diffusion, NCSNpp
 from namm.generative.compiled import FixedBatch
-from namm.gpu import Recorded, compile_options, has_kernels, lay_out, uses_kernels
+from namm.gpu import Recorded, can_record, compile_options, lay_out, uses_kernels
 from namm.training.models import ModelObjective
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -78,18 +78,18 @@ def score_network():
 def test_a_network_with_kernels_is_recorded_on_a_gpu_in_float32(monkeypatch):
     monkeypatch.setattr("namm.gpu._has_triton", lambda: True)
     model = Diffusion(score_network(), (1, 8, 8))
-    assert has_kernels(model.network, CUDA)
-    assert has_kernels(ModelObjective(model), CUDA)
-    assert not has_kernels(model.network, CPU)
-    assert not has_kernels(nn.Linear(1, 1), CUDA)
-    assert not has_kernels(ModelObjective(Diffusion(nn.Identity(), (1, 8, 8))), CUDA)
-    assert not has_kernels(model.network.double(), CUDA)
+    assert can_record(model.network, CUDA)
+    assert can_record(ModelObjective(model), CUDA)
+    assert not can_record(model.network, CPU)
+    assert not can_record(nn.Linear(1, 1), CUDA)
+    assert not can_record(ModelObjective(Diffusion(nn.Identity(), (1, 8, 8))), CUDA)
+    assert not can_record(model.network.double(), CUDA)
     monkeypatch.setattr("namm.gpu._has_triton", lambda: False)
-    assert not has_kernels(score_network(), CUDA)
+    assert not can_record(score_network(), CUDA)
 
 
 def test_sampling_records_such_a_network(monkeypatch):
-    monkeypatch.setattr("namm.generative.compiled.has_kernels", lambda *_: True)
+    monkeypatch.setattr("namm.generative.compiled.can_record", lambda *_: True)
     monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
     network = score_network()
     nn.init.normal_(network.tail.weight)
@@ -119,6 +119,9 @@ def recorder(monkeypatch):
     stream = SimpleNamespace(wait_stream=lambda _: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     return recordings
 
 
@@ -145,9 +148,49 @@ def test_a_recording_is_replayed_on_new_numbers_and_made_anew_where_weights_move
     layer.weight.data = 3 * layer.weight.data
     assert torch.equal(quick(a), layer(a))
     assert len(calls) == 2 * (Recorded.WARM_UP + 1)
-    with torch.no_grad():
-        quick(a)
+    layer.eval()
+    assert torch.equal(quick(a), layer(a))
     assert len(calls) == 3 * (Recorded.WARM_UP + 1)
+    assert quick(a[:1]).shape == (1, 2)
+    assert len(calls) == 4 * (Recorded.WARM_UP + 1)
+    with torch.no_grad():
+        quick(a[:1])
+    assert len(calls) == 5 * (Recorded.WARM_UP + 1)
+
+
+def test_a_recording_follows_the_arithmetic(recorder):
+    calls = []
+
+    def call(x):
+        calls.append(x)
+        recorder.append(lambda: None)
+        return x + 1
+
+    quick, x = Recorded(call), torch.ones(2).as_subclass(OnGPU)
+    quick(x)
+    with torch.backends.cudnn.flags(allow_tf32=not torch.backends.cudnn.allow_tf32):
+        quick(x)
+        quick(x)
+    assert len(calls) == 2 * (Recorded.WARM_UP + 1)
+
+
+def test_where_gradients_are_wanted_nothing_is_recorded(recorder):
+    quick, x = Recorded(lambda x: x.square()), torch.ones(2).as_subclass(OnGPU).requires_grad_()
+    assert torch.autograd.grad(quick(x).sum(), x)[0].tolist() == [2, 2]
+
+
+def test_what_is_recorded_in_inference_mode_serves_outside(recorder):
+    def call(x):
+        output = x + 1
+        recorder.append(lambda: output.copy_(x + 1))
+        return output
+
+    quick = Recorded(call)
+    with torch.inference_mode():
+        quick(torch.zeros(2).as_subclass(OnGPU))
+        recorder.clear()
+        recorder.append(lambda: None)
+    quick(torch.ones(2).as_subclass(OnGPU))
 
 
 def test_a_recording_keeps_the_names_of_what_is_returned(recorder):
@@ -160,3 +203,31 @@ def test_a_recording_keeps_the_names_of_what_is_returned(recorder):
     found = quick(torch.ones(2).as_subclass(OnGPU)), quick(2 * torch.ones(2).as_subclass(OnGPU))
     assert [float(losses["loss"]) for losses in found] == [2, 4]
     assert found[0].keys() == {"loss", "term"}
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@on_a_gpu
+def test_a_replay_draws_what_its_seed_says():
+    drop = Recorded(lambda x: nn.functional.dropout(x, 0.5))
+    x, found = torch.ones(1000, device="cuda"), []
+    for seed in (0, 0, 1, 0):
+        torch.cuda.manual_seed(seed)
+        found.append(drop(x))
+    assert torch.equal(found[1], found[3])  # the first made the recording
+    assert not torch.equal(found[1], found[2])
+
+
+@on_a_gpu
+def test_a_recording_outlives_another():
+    layers = [nn.Linear(256, 256, device="cuda").requires_grad_(False) for _ in range(2)]
+    x = torch.randn(64, 256, device="cuda")
+    first, second = (Recorded(layer) for layer in layers)
+    first(x)
+    second(x)
+    del first
+    torch.cuda.empty_cache()
+    noise = [torch.full((2**20,), float("nan"), device="cuda") for _ in range(64)]
+    assert torch.equal(second(x), layers[1](x))
+    assert len(noise) == 64

@@ -1,12 +1,12 @@
-"""What a GPU likes: weights channels-last, and launches recorded beforehand. Nothing here changes what is computed.
+"""What a GPU likes: weights channels-last, and launches recorded beforehand. What is computed stays the same.
 
 There are two ways to a recording. The compiler of torch takes any network: it writes kernels for it, which takes it
 minutes for a large one, and records their launches. A network for which we have written kernels ourselves is `Recorded`
-as it runs, within seconds.
+as it runs, within seconds; only the masks of dropout are others then.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
@@ -64,8 +64,8 @@ def with_kernels() -> Iterator[None]:
         _recording.reset(before)
 
 
-def has_kernels(network: nn.Module, device: torch.device) -> bool:
-    """Whether `network` says that it has kernels, and `device` can run them: in float32 or less, where triton is."""
+def can_record(network: nn.Module, device: torch.device) -> bool:
+    """Whether `network` has kernels of its own, and `device` can run them: in float32 or less, where triton is."""
     dtypes = {weight.dtype for weight in network.parameters()}
     able = device.type == "cuda" and torch.float64 not in dtypes and _has_triton()
     return able and bool(getattr(network, "has_kernels", False))
@@ -77,54 +77,62 @@ def _has_triton() -> bool:
 
 
 class Recorded:
-    """`call(*tensors)` by our kernels, its launches recorded as a CUDA graph; without a GPU the call alone.
+    """`call(*tensors)` by our kernels, its launches recorded as a CUDA graph; the call alone where that cannot be.
 
-    Sizes must stay what they are. A recording holds addresses: it is made anew where those of `weights` have changed,
-    or how they are computed with.
+    That is without a GPU, and where gradients of `tensors` are wanted. A recording holds sizes and addresses: it is
+    made anew where tensors of other sizes come, where weights have moved, and where they are to be computed with
+    otherwise.
 
     Args:
         call: To be recorded; returns a tensor or a dict of them. It may not wait for the GPU, and draws random numbers
             from torch's own generator alone.
-        weights: A network whose weights may move or whose mode may change between calls; None where they cannot.
+        weights: A network whose weights may move or whose mode may change between calls; by default `call`, if it is
+            one.
     """
 
     WARM_UP = 3
     """Calls before a recording, in which libraries choose their algorithms."""
 
     def __init__(self, call: Callable[..., Any], weights: nn.Module | None = None) -> None:
-        self.call, self.weights = call, weights
+        self.call = call
+        self.weights = call if weights is None and isinstance(call, nn.Module) else weights
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made_for: tuple[object, ...] = ()
         self._inputs: tuple[Tensor, ...] = ()
-        self._outputs: Any = None
+        self._outputs: dict[str, Tensor] | Tensor = {}
 
     def __call__(self, *tensors: Tensor) -> Any:
         """What `call` returns, for the caller to keep."""
-        if not tensors[0].is_cuda:
+        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if not tensors[0].is_cuda or wanted:
             return self.call(*tensors)
-        if self._graph is None or self._made_for != self._circumstances():
-            self._record(tensors)
-        assert self._graph is not None
-        for kept, tensor in zip(self._inputs, tensors, strict=True):
-            kept.copy_(tensor)
-        self._graph.replay()
-        if isinstance(self._outputs, Tensor):
-            return self._outputs.detach().clone()
-        return {name: output.detach().clone() for name, output in self._outputs.items()}
+        with torch.cuda.device(tensors[0].device):
+            if self._graph is None or self._made_for != self._circumstances(tensors):
+                self._record(tensors)
+            assert self._graph is not None
+            for kept, tensor in zip(self._inputs, tensors, strict=True):
+                kept.copy_(tensor)
+            self._graph.replay()
+            if isinstance(self._outputs, Tensor):
+                return self._outputs.clone()
+            return {name: output.clone() for name, output in self._outputs.items()}
 
-    def _circumstances(self) -> tuple[object, ...]:
+    def _circumstances(self, tensors: tuple[Tensor, ...]) -> tuple[object, ...]:
         autocast = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
         tf32 = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-        how = (torch.is_grad_enabled(), *autocast, *tf32)
+        given = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        how = (*given, torch.is_grad_enabled(), *autocast, *tf32)
         if self.weights is None:
             return how
         held = (*self.weights.parameters(), *self.weights.buffers())
         return (*how, self.weights.training, *(tensor.data_ptr() for tensor in held))
 
     def _record(self, tensors: tuple[Tensor, ...]) -> None:
-        self._graph = self._outputs = None
-        self._made_for, self._inputs = self._circumstances(), tuple(tensor.clone() for tensor in tensors)
-        with with_kernels(), _rounding_afresh():
+        self._graph, self._outputs = None, {}
+        self._made_for = self._circumstances(tensors)
+        with torch.inference_mode(False):  # what is made in that mode could not be written to outside of it
+            self._inputs = tuple(tensor.detach().clone() for tensor in tensors)
+        with with_kernels():
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -132,13 +140,18 @@ class Recorded:
                     self.call(*self._inputs)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the GPU
-                self._outputs = self.call(*self._inputs)
+            _forget_shared_memory()
+            how: dict[str, Any] = {"stream": torch.cuda.Stream(), "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(graph, **how):  # meanwhile other threads may use the GPU
+                found = self.call(*self._inputs)
+            _forget_shared_memory()
+        one = isinstance(found, Tensor)
+        self._outputs = found.detach() if one else {name: output.detach() for name, output in found.items()}
         self._graph = graph
 
 
-def _rounding_afresh() -> AbstractContextManager[None]:
-    """Where autocast is on outside, it keeps weights that it has rounded: they would not be in a recording."""
-    if not torch.is_autocast_enabled("cuda"):
-        return nullcontext()
-    return torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False)
+def _forget_shared_memory() -> None:
+    """So that a recording has its own of it: weights that autocast has rounded, and where cuBLAS works."""
+    torch.clear_autocast_cache()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()

@@ -43,6 +43,27 @@ def test_the_network_computes_the_same(interpreted):
     assert 0 < float(interpreted("-c", SAME_NETWORK)) < 1e-4
 
 
+ROUNDED = (
+    SAME_NETWORK[: SAME_NETWORK.index("plain =")]
+    + """
+def off(found):
+    return max(float((a - b).detach().norm() / b.detach().norm()) for a, b in zip(found, true, strict=True))
+
+true = both()
+with torch.autocast("cpu", torch.bfloat16):
+    plain = off(both())
+    with with_kernels():
+        ours = off(both())
+print(ours / plain)
+"""
+)
+
+
+def test_in_bfloat16_it_is_nearly_as_near_to_float32(interpreted):
+    """The interpreter cuts bits off where a GPU rounds, which alone is twice as wrong."""
+    assert 0.3 < float(interpreted("-c", ROUNDED)) < 3
+
+
 DROPOUT = """
 import torch
 from namm.generative.norm_kernels import normalised
@@ -67,14 +88,16 @@ import torch
 from namm.generative.norm_kernels import normalised
 
 x = 100 + torch.randn(2, 8, 96, 96)  # far from zero: sums of squares would cancel
-true = torch.nn.functional.group_norm(x.double(), 2)
-ours = normalised(x, None, torch.ones(8), torch.zeros(8), 2, 1e-5, silu=False)
-print(float((ours - true).abs().max()))
+for step in (0, 1000):
+    x[:, :, :6] += step  # what is read first is then far from the rest
+    true = torch.nn.functional.group_norm(x.double(), 2)
+    ours = normalised(x, None, torch.ones(8), torch.zeros(8), 2, 1e-5, silu=False)
+    print(float((ours - true).abs().max()))
 """
 
 
 def test_nothing_cancels_where_the_mean_is_large(interpreted):
-    assert float(interpreted("-c", NARROW)) < 1e-4
+    assert max(map(float, interpreted("-c", NARROW).split())) < 1e-4
 
 
 G = """
@@ -93,7 +116,7 @@ for channels, layers, filters, rows, columns in ((1, 3, 16, 16, 16), (2, 2, 16, 
     x = torch.rand(2, channels, rows, columns)
     found = icnn(g, x, tf32=False)
     with torch.no_grad(), with_kernels():
-        assert torch.equal(g(x), icnn(g, x))
+        assert torch.equal(g(x), icnn(g, x)) == ((channels, filters) == (1, 32))  # others are not known to be safe
     true = g.double()(x.double())
     assert (true - x).abs().max() > 0.1
     assert (found - true).abs().max() < 3e-6 * true.abs().max()

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from weakref import ref
 
 import pytest
 import torch
@@ -271,19 +272,24 @@ def test_compiled_training_equals_eager():
 
 def test_an_objective_with_kernels_is_recorded_and_not_compiled(monkeypatch):
     plain, _ = fit(settings=settings(budget="5 steps"))
-    calls = []
+    calls, made = [], []
 
     class Counted(Recorded):
+        def __init__(self, call):
+            super().__init__(call)
+            made.append(ref(self))
+
         def __call__(self, *tensors):
             calls.append(tensors)
             return super().__call__(*tensors)
 
-    monkeypatch.setattr("namm.training.trainer.has_kernels", lambda *_: True)
+    monkeypatch.setattr("namm.training.trainer.can_record", lambda *_: True)
     monkeypatch.setattr("namm.training.trainer.Recorded", Counted)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: pytest.fail("compiled"))
     recorded, _ = fit(settings=settings(budget="5 steps", compile=True))
     assert torch.equal(recorded.mean, plain.mean)
     assert len(calls) == 5 + WARM_UP
+    assert [recording() for recording in made] == [None]  # nothing holds its memory any more
 
 
 def test_any_number_of_shapes_can_be_compiled_in_a_process():

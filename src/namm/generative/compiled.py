@@ -6,14 +6,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from namm.gpu import Recorded, compile_options, has_kernels
+from namm.gpu import Recorded, can_record, compile_options
 
 
 class FixedBatch:
     """`network(y_t, t)` for batches of `size`, recorded if it has kernels for this device, else compiled.
 
-    A smaller batch is filled up with copies of its own rows: another size would be compiled anew, which takes as long
-    as many thousand samples.
+    A smaller batch is filled up with copies of its own rows: another size would be recorded or compiled anew, which
+    takes as long as hundreds of samples or many thousand.
 
     Args:
         network: To be recorded or compiled; on `device`.
@@ -25,8 +25,8 @@ class FixedBatch:
     def __init__(self, network: nn.Module, size: int, shape: tuple[int, int, int], device: torch.device) -> None:
         self.size = size
         self.call: Callable[..., Tensor]
-        if has_kernels(network, device):
-            self.graphs, self.call = False, Recorded(network, network)
+        if can_record(network, device):
+            self.graphs, self.call = False, Recorded(network)
             return
         options = compile_options(network, device, size * math.prod(shape))
         self.graphs = options["triton.cudagraphs"]

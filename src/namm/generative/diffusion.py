@@ -63,6 +63,11 @@ class Diffusion(Standardised, nn.Module):
         self._compiled: FixedBatch | None = None  # for sampling
         self._quick: FixedBatch | None = None  # the same while it is in use
 
+    @property
+    def has_kernels(self) -> bool:
+        """As its network says: the loss adds nothing that could not be recorded."""
+        return bool(getattr(self.network, "has_kernels", False))
+
     def extra_repr(self) -> str:
         """What makes this model differ from another with the same network."""
         return f"sample_shape={self.sample_shape}, prediction={self.prediction}, t_min={self.t_min}, sde={self.sde}"
@@ -104,7 +109,7 @@ class Diffusion(Standardised, nn.Module):
 
     @contextmanager
     def compiled(self, batch_size: int) -> Iterator[None]:
-        """The network is compiled for batches of that size inside this context; the code is kept for the next time."""
+        """The network is compiled or recorded for batches of that size inside; the code is kept for the next time."""
         if self._compiled is None or self._compiled.size != batch_size:
             device = self.mean.device
             lay_out(self.network, device)
@@ -138,7 +143,8 @@ class Diffusion(Standardised, nn.Module):
             batch_size: Samples made together.
             generator: A seed, or a generator to draw it from; None draws it from torch's own.
             first: Number of the first sample: `sample(64, first=128)` makes samples 128 to 191 of the same seed.
-            compile: Compile the network first, for this batch size: a minute, which thousands of samples repay.
+            compile: Compile the network first, for this batch size, or record it if it is `NCSNpp` on a GPU: up to a
+                minute, which thousands of samples repay.
             progress: Show a progress bar, where there is a terminal.
 
         Precision is the caller's: `with namm.numerics.arithmetic("auto", device): …` is the fastest.

@@ -55,7 +55,7 @@ def rehearse_sampling(
         with evaluating(source):
             if isinstance(source.model, Diffusion):
                 with source.model.compiled(n) if compile else nullcontext():
-                    for _ in range(3 if compile else 1):  # CUDA graphs are recorded after a call that warms up
+                    for _ in range(3 if compile else 1):  # what is compiled records CUDA graphs after its first call
                         source.model.denoise(noise, noise.new_ones(n))
             x = source.to_data(noise)
         if constraint is not None:

@@ -13,6 +13,7 @@ run at the speed of memory, unlike depthwise convolutions. φ is exact in bfloat
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +68,10 @@ def _fir(rows: int, columns: int, stride: int, before: int, device: torch.device
     return ((2 - (i - stride * o + before - 1.5).abs()).clamp(min=0) / 4).to(dtype)
 
 
-_kept_fir = cache(_fir)
+@cache
+def _kept_fir(*how: Any) -> Tensor:
+    with torch.inference_mode(False):  # what is made in that mode could never take part in a gradient
+        return _fir(*how)
 
 
 def resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ class ModelObjective(Objective):
 
     @property
     def has_kernels(self) -> bool:
-        """As the model's network says."""
-        return bool(getattr(getattr(self.model, "network", None), "has_kernels", False))
+        """As the model says, which may be anything."""
+        return bool(getattr(self.model, "has_kernels", False))
 
     def draw(self, batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
         """What the model draws; nothing for a model that draws inside its loss, from torch's own generator."""

@@ -31,11 +31,6 @@ Losses = dict[str, Tensor]
 class Objective(nn.Module, ABC):
     """A loss to train by: the networks it holds are trained where their parameters require gradients."""
 
-    @property
-    def has_kernels(self) -> bool:
-        """Whether its time is spent in networks that have kernels of their own: then it is recorded, not compiled."""
-        return False
-
     @abstractmethod
     def draw(self, batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
         """The random tensors that `forward` takes after the batch, each with the batch as its first axis."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe
 from namm.errors import Interrupted, TrainingError, UsageError
 from namm.files import owned, remove_partials, write_json
-from namm.gpu import Recorded, compile_options, has_kernels, lay_out
+from namm.gpu import Recorded, can_record, compile_options, lay_out
 from namm.numerics import autocast, backends, fold, generator, seed_torch
 from namm.training.checkpoint import CheckpointFolder, write
 from namm.training.dry import rehearse, step_memory
@@ -178,7 +178,7 @@ class Trainer:
             raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
         self.dtype = weights[0].dtype
         lay_out(self.objective, self.device)
-        if s.compile and self.world == 1 and has_kernels(self.objective, self.device):
+        if s.compile and self.world == 1 and can_record(self.objective, self.device):
             self._recorded = Recorded(self._gradients)
         elif s.compile:
             torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
