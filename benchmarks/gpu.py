@@ -23,11 +23,9 @@ see that all of it runs; its figures mean nothing.
 import argparse
 import importlib
 import json
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -46,18 +44,21 @@ from gpu_tools import (
     bound,
     by_kind,
     calls,
+    facts,
     flops,
     number,
     peak_tflops,
     prepare,
     training,
 )
+from namm.constraints import Burgers
 from namm.evaluation import distance_summary
 from namm.experiments import build
 from namm.experiments.settings import Settings
 from namm.generative import Diffusion, EulerMaruyama, Mirrored
 from namm.gpu import Recorded
 from namm.precision import Precision
+from namm.simulators.burgers import Step, crank_nicolson
 from namm.training.maps import project_weights
 from namm.training.models import ModelObjective
 from namm.training.objectives import MapObjective
@@ -144,12 +145,14 @@ def one_map(bench: Bench, side: str) -> Figures:
         return calls(bench, lambda: quick(x), bench.batch, per_image)
 
 
-def distance(bench: Bench) -> Figures:
-    """Burgers' ℓ and its gradient."""
+def distance(bench: Bench, step: Step = crank_nicolson) -> Figures:
+    """Burgers' ℓ, by that step, and its gradient."""
     s = bench.settings("burgers", "paper")
     shape, rule = build.dataset(s.data).shape, build.constraint(s.data.rule)
 
     per_image = flops(lambda x: rule(x.requires_grad_()).sum().backward(), shape)
+    assert isinstance(rule, Burgers)
+    rule.step = step
     x, compiled = bench.images(bench.batch, shape).requires_grad_(), bench.compiled(rule.to(bench.device))
     with bench.arithmetic():
         return calls(bench, lambda: torch.autograd.grad(compiled(x).sum(), x), bench.batch, per_image)
@@ -240,7 +243,7 @@ def alone(names: Sequence[str], precisions: Sequence[str]) -> dict[str, list[str
     return {f"{name}, {how}": ["--only", name, "--precision", how] for name, how in product(names, precisions)}
 
 
-def show(rows: Sequence[Row], facts: dict[str, Any], profiles: bool) -> None:
+def show(rows: Sequence[Row], known: dict[str, Any], profiles: bool) -> None:
     """The table, the machine, and the heaviest kernels where they are asked for."""
     columns = ("work", "batch", "precision", "ours", "official", "ratio", "TFLOP/s", "of peak", "GiB", "warm-up s")
     table = Table(*columns, "target", "met", "bound by")
@@ -254,8 +257,8 @@ def show(rows: Sequence[Row], facts: dict[str, Any], profiles: bool) -> None:
     print("images/s; of sampling images × steps per second, of 10 000 samples seconds")
     for work, note in {r.work: r.note for r in rows if r.note}.items():
         print(f"the official figure of {work}: {note}")
-    print(f"{facts['machine']}, torch {facts['torch']}, {facts['date']}")
-    print(f"measured: {facts['peak_tflops']:.4g} TFLOP/s of bf16 products, {facts['bandwidth']:.4g} GB/s of memory")
+    print(f"{known['machine']}, torch {known['torch']}, {known['date']}")
+    print(f"measured: {known['peak_tflops']:.4g} TFLOP/s of bf16 products, {known['bandwidth']:.4g} GB/s of memory")
     for r in rows if profiles else ():
         print(f"\n{r.work}, batch {r.batch}, {r.precision}: ms per batch, share of the time in kernels")
         print(", ".join(f"{kind} {milliseconds:.3g}" for kind, milliseconds in r.kinds.items()))
@@ -285,24 +288,18 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
     if options.prepare and not options.quick:
         prepare(__file__, alone([work.name for work in chosen], precisions), options.prepare)
     gauge = Bench(device, 1, "fp32", options.quick)
-    facts = {
-        "machine": torch.cuda.get_device_name() if cuda else f"CPU ({platform.machine()})",
-        "torch": torch.__version__,
-        "date": date.today().isoformat(),
-        "quick": options.quick,
-        "peak_tflops": peak_tflops(gauge),
-        "bandwidth": bandwidth(gauge),
-    }
+    peaks = {"peak_tflops": peak_tflops(gauge), "bandwidth": bandwidth(gauge)}
+    known: dict[str, Any] = facts(device) | {"quick": options.quick} | peaks
     rows: list[Row] = []
     for work in chosen:
         for precision in precisions:
             bench = Bench(device, work.batch // 8 if options.quick else work.batch, precision, options.quick)
-            rows.append(measure(work, precision, precision != "tf32", bench, facts["peak_tflops"]))
+            rows.append(measure(work, precision, precision != "tf32", bench, known["peak_tflops"]))
             found = rows[-1].error or f"{number(rows[-1].ours)} {rows[-1].unit}"
             print(f"{work.title}, batch {bench.batch}, {precision}: {found}", flush=True)
             if options.json:
-                options.json.write_text(json.dumps(facts | {"rows": [row.plain() for row in rows]}, indent=2))
-    show(rows, facts, options.profile)
+                options.json.write_text(json.dumps(known | {"rows": [row.plain() for row in rows]}, indent=2))
+    show(rows, known, options.profile)
     if options.quick:
         print("--quick: tiny networks and images; the figures mean nothing beside the official ones and the targets")
     short = [row for row in rows if row.falls_short]

@@ -1,18 +1,22 @@
-"""What benchmarks of speed share: clocks, kernels, FLOPs, a training by the package's loop, a row of `gpu.py`."""
+"""What benchmarks of speed share: clocks, kernels, FLOPs, processes, a training by the package's loop, a row."""
 
 import gc
+import json
 import math
 import os
+import platform
 import re
 import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from datetime import date
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +75,31 @@ def median_seconds(call: Callable[[], object], device: torch.device, enough: flo
 
     first = once(1)
     return first if first > 5 * enough else statistics.median(once(math.ceil(enough / first)) for _ in range(5))
+
+
+def facts(device: torch.device) -> dict[str, str]:
+    """The machine, the version of torch and the date."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    return {"machine": name, "torch": torch.__version__, "date": date.today().isoformat()}
+
+
+def told_by(script: str, arguments: Sequence[str], caches: str) -> Any:
+    """What a call of `script` prints last, as JSON; compilers find and leave their code in the folder `caches`."""
+    kept = dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), caches)
+    command = [sys.executable, script, *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ | kept)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextmanager
+def compiled_by_torch() -> Iterator[None]:
+    """Networks with kernels of their own are compiled like any other inside."""
+    with ExitStack() as stack:
+        for home in ("namm.training.trainer", "namm.generative.compiled"):
+            stack.enter_context(patch(f"{home}.can_record", lambda *_: False))
+        yield
 
 
 def prepare(script: str, calls: Mapping[str, Sequence[str]], processes: int) -> None:

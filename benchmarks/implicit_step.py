@@ -12,20 +12,16 @@ is made, by triton's interpreter: TRITON_INTERPRET=1. The exit code is 1 if a di
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from burgers_kernels import by_kernel
-from gpu import map_objective
-from gpu_tools import Bench, calls, training
+from gpu import distance, map_objective
+from gpu_tools import Bench, Figures, facts, told_by, training
 from namm.constraints import Burgers
 from namm.experiments import build
 from namm.files import write_json
@@ -43,48 +39,22 @@ def difference(device: torch.device, images: int = 2) -> float:
     sides = []
     for step, dtype in ((by_kernel, torch.float), (crank_nicolson, torch.double)):
         leaf = x.to(device, dtype).requires_grad_()
-        distance = Burgers(step=step)(leaf)
-        sides.append((distance.detach(), *torch.autograd.grad(distance.sum(), leaf)))
+        found = Burgers(step=step)(leaf)
+        sides.append((found.detach(), *torch.autograd.grad(found.sum(), leaf)))
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*sides, strict=True))
 
 
-def distance(bench: Bench, step: Step) -> dict[str, float]:
-    """ℓ and its gradient."""
-    x = bench.images(bench.batch, SHAPE).requires_grad_()
-    rule = bench.compiled(Burgers(step=step).to(bench.device))
-
-    def both() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(rule(x).sum(), x)
-
-    with bench.arithmetic():
-        found = calls(bench, both, bench.batch, 0.0)
-    return {"images_per_second": found.images_per_second, "warmup_s": found.warmup_seconds}
-
-
-def map_step(bench: Bench, step: Step) -> dict[str, float]:
+def map_step(bench: Bench, step: Step) -> Figures:
     """A training of the map of the preset `gpu`."""
     s = bench.settings("burgers", "gpu")
     objective = map_objective(s)
     assert isinstance(objective.constraint, Burgers)
     objective.constraint.step = step
     shape = build.dataset(s.data).shape
-    found = training(bench, objective, shape, s.map.train, project_weights(objective.mirror))
-    return {"images_per_second": found.images_per_second, "warmup_s": found.warmup_seconds}
+    return training(bench, objective, shape, s.map.train, project_weights(objective.mirror))
 
 
-WORKS: dict[str, Callable[[Bench, Step], dict[str, float]]] = {"distance": distance, "map": map_step}
-
-
-def measured(work: str, way: str, batch: int) -> dict[str, float]:
-    """What a new process tells, whose compilers begin with nothing."""
-    command = [sys.executable, __file__, "--run", work, way, "--batch", str(batch)]
-    with tempfile.TemporaryDirectory() as folder:
-        env = os.environ | dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
-    if done.returncode:
-        raise SystemExit(f"{work} by {way} failed:\n{done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+WORKS: dict[str, Callable[[Bench, Step], Figures]] = {"distance": distance, "map": map_step}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,14 +67,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.run:
         work, way = options.run
-        print(json.dumps(WORKS[work](Bench(device, options.batch, "bf16", quick=False), WAYS[way])))
+        found = WORKS[work](Bench(device, options.batch, "bf16", quick=False), WAYS[way])
+        print(json.dumps({"images_per_second": found.images_per_second, "warmup_s": found.warmup_seconds}))
         return 0
-    report: dict[str, Any] = {"difference": difference(device)}
+    report: dict[str, Any] = facts(device) | {"difference": difference(device)}
+    print("{machine}, torch {torch}, {date}".format(**report))
     print(f"largest difference from float64: {report['difference']:.1e}", flush=True)
     for work in WORKS if device.type == "cuda" else ():
         rows = report[work] = {}
         for way in WAYS:
-            rows[way] = measured(work, way, options.batch)
+            with tempfile.TemporaryDirectory() as caches:
+                rows[way] = told_by(__file__, ["--run", work, way, "--batch", str(options.batch)], caches)
             print(f"{work}, batch {options.batch}, {way}: {rows[way]}", flush=True)
         for figure in ("images_per_second", "warmup_s"):
             ratio = rows["kernel"][figure] / rows["sweeps"][figure]

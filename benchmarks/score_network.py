@@ -16,18 +16,17 @@ interpreter: TRITON_INTERPRET=1. The exit code is 1 if a difference is beyond ro
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gpu import sampling, score_step
-from gpu_tools import Bench, Figures, by_kind
+from gpu_tools import Bench, Figures, by_kind, compiled_by_torch, facts
 from namm.experiments.presets import PRESETS
 from namm.files import write_json
 from namm.generative import Diffusion, NCSNpp
@@ -46,8 +45,6 @@ ROUNDING, APART = 1e-5, 1e-3
 HEAVIEST = 20
 """Kernels that are named."""
 WAYS = ("recorded", "compiled")
-SWITCHES = ("namm.training.trainer.can_record", "namm.generative.compiled.can_record")
-"""What says whether a network is recorded."""
 
 
 # Whether the kernels are right
@@ -122,9 +119,7 @@ def measure(bench: Bench, work: Callable[[Bench], Figures], way: str) -> dict[st
     """One row."""
     bench.fresh()
     start = time.perf_counter()
-    with ExitStack() as stack:
-        for name in SWITCHES if way == "compiled" else ():
-            stack.enter_context(patch(name, lambda *_: False))
+    with compiled_by_torch() if way == "compiled" else nullcontext():
         found = work(bench)
     torch.compiler.reset()
     kinds = {kind: 1e3 * seconds * bench.batch for kind, seconds in by_kind(found.kernels).items()}
@@ -149,7 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    report: dict[str, Any] = {"difference": differences(device), "learned": learned(device)}
+    report: dict[str, Any] = facts(device) | {"difference": differences(device), "learned": learned(device)}
+    print("{machine}, torch {torch}, {date}".format(**report))
     print(f"largest difference from float64: {report['difference']:.1e}", flush=True)
     print(f"difference of a training's loss: {report['learned']:.1e}", flush=True)
     if device.type == "cuda":

@@ -16,21 +16,16 @@ compiles nothing: it shows that all of it runs.
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from unittest.mock import patch
 
 OURS, BASELINE = "score", "score-compiled"
 STAGES = (OURS, BASELINE, "map", "sampling")
 LIMITS = {"cold": 60.0, "warm": 15.0}
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,10 @@ def run(stage: str, start: float, quick: bool) -> Moments:
 
     with_torch = time.time() - start
     from gpu import map_objective, score_model
-    from gpu_tools import Bench
+    from gpu_tools import Bench, compiled_by_torch
     from namm.training.maps import project_weights
     from namm.training.models import ModelObjective
+    from namm.training.objectives import Objective
     from namm.training.trainer import train
 
     with_all, cuda = time.time() - start, torch.cuda.is_available()
@@ -64,39 +60,48 @@ def run(stage: str, start: float, quick: bool) -> Moments:
         bench.clock()
         first.append(time.time() - start)
 
-    model = score_model(settings)
+    after, model = [done], score_model(settings)
     if stage == "sampling":
         y = bench.images(bench.batch, bench.place(model).sample_shape)
         with torch.no_grad(), bench.arithmetic(), nullcontext() if quick else model.compiled(bench.batch):
             model.denoise(y, torch.ones(len(y), device=y.device))
         done()
-    else:
-        maps = map_objective(settings)
-        project, own = (project_weights(maps.mirror), settings.map) if stage == "map" else (None, settings.mdm)
+        return Moments(with_torch, with_all, first[0])
+    objective: Objective = ModelObjective(model)
+    own = settings.mdm.train
+    if stage == "map":
+        objective, own = (maps := map_objective(settings)), settings.map.train
+        after.insert(0, project_weights(maps.mirror))
 
-        def after_step() -> None:
-            if project is not None:
-                project()
-            done()
+    def after_step() -> None:
+        for each in after:
+            each()
 
-        how = replace(own.train, budget="1 steps", compile=not quick, validations=0, milestones=0)
-        images = bench.images(how.batch_size, model.sample_shape)
-        with patch("namm.training.trainer.can_record", lambda *_: False) if stage == BASELINE else nullcontext():
-            train(maps if stage == "map" else ModelObjective(model), (images,), how, after_step=after_step)
+    how = replace(own, budget="1 steps", compile=not quick, validations=0, milestones=0)
+    images = bench.images(how.batch_size, model.sample_shape)
+    with compiled_by_torch() if stage == BASELINE else nullcontext():
+        train(objective, (images,), how, after_step=after_step)
     return Moments(with_torch, with_all, first[0])
 
 
 # Around them
 
 
-def measured(stage: str, folder: Path, quick: bool) -> Moments:
-    """What a new process tells, whose compilers keep their code in `folder`."""
-    kept = {name: str(folder / name) for name in CACHES}
-    command = [sys.executable, __file__, "--run", stage, "--start", repr(time.time()), *(["--quick"] if quick else [])]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ | kept)
-    if done.returncode:
-        raise SystemExit(f"{stage} failed:\n{done.stderr}")
-    return Moments(**json.loads(done.stdout.splitlines()[-1]))
+def measured(stage: str, caches: str, quick: bool) -> Moments:
+    """What a new process tells."""
+    from gpu_tools import told_by
+
+    start = ["--start", repr(time.time())]
+    return Moments(**told_by(__file__, ["--run", stage, *start, *(["--quick"] if quick else [])], caches))
+
+
+def _tell_where() -> None:
+    import torch
+
+    from gpu_tools import facts
+
+    where = facts(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    print("{machine}, torch {torch}, {date}".format(**where), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,10 +116,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.run:
         print(json.dumps(asdict(run(options.run, options.start, options.quick))))
         return 0
+    _tell_where()
     found: dict[str, dict[str, dict[str, float]]] = {}
     for stage in options.stages:
-        with tempfile.TemporaryDirectory() as folder:
-            found[stage] = {each: asdict(measured(stage, Path(folder), options.quick)) for each in LIMITS}
+        with tempfile.TemporaryDirectory() as caches:
+            found[stage] = {each: asdict(measured(stage, caches, options.quick)) for each in LIMITS}
         for each, seconds in found[stage].items():
             told = ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in seconds.items())
             print(f"{stage}, {each}: {told}", flush=True)

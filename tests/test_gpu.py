@@ -11,7 +11,8 @@ from namm.experiments import build
 from namm.experiments.presets import preset
 from namm.generative import Diffusion, NCSNpp
 from namm.generative.compiled import FixedBatch
-from namm.gpu import Recorded, can_record, compile_options, lay_out, uses_kernels
+from namm.generative.layers import fir
+from namm.gpu import Recorded, can_record, compile_options, lay_out, uses_kernels, with_kernels
 from namm.training.models import ModelObjective
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -182,15 +183,26 @@ def test_where_gradients_are_wanted_nothing_is_recorded(recorder):
 def test_what_is_recorded_in_inference_mode_serves_outside(recorder):
     def call(x):
         output = x + 1
-        recorder.append(lambda: output.copy_(x + 1))
+
+        @torch.inference_mode()
+        def again():
+            output.copy_(x + 1)
+
+        recorder.append(again)
         return output
 
     quick = Recorded(call)
     with torch.inference_mode():
         quick(torch.zeros(2).as_subclass(OnGPU))
-        recorder.clear()
-        recorder.append(lambda: None)
-    quick(torch.ones(2).as_subclass(OnGPU))
+    with torch.no_grad():
+        assert quick(torch.ones(2).as_subclass(OnGPU)).tolist() == [2, 2]
+
+
+def test_filters_made_in_inference_mode_take_part_in_gradients():
+    with torch.inference_mode(), with_kernels():
+        kept = fir(3, 6, 2, 1, like=torch.zeros(1))
+    assert not kept.is_inference()
+    assert torch.equal(kept, fir(3, 6, 2, 1, like=torch.zeros(1)))
 
 
 def test_a_recording_keeps_the_names_of_what_is_returned(recorder):

@@ -204,3 +204,27 @@ def test_a_profile_counts_what_ran(tools):
     assert once["aten::mm"] > 0
     assert halved["aten::mm"] == pytest.approx(once["aten::mm"] / 2)
     assert sum(event.name == "aten::mm" for event in profiled.profiler.events()) == 2
+
+
+def test_another_process_tells_its_last_line_or_why_not(tools, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "print('other words')\n"
+        "print(json.dumps([sys.argv[1:], os.environ['TRITON_CACHE_DIR']]))\n"
+        "sys.exit('no such thing' if 'fail' in sys.argv else 0)\n"
+    )
+    assert tools.told_by(str(script), ["a", "b"], "place") == [["a", "b"], "place"]
+    with pytest.raises(SystemExit, match=r"fail failed:\nno such thing"):
+        tools.told_by(str(script), ["fail"], "place")
+
+
+def test_a_baseline_records_nothing(tools):
+    from namm.generative import compiled
+    from namm.training import trainer
+
+    before = trainer.can_record
+    with tools.compiled_by_torch():
+        assert not trainer.can_record(None, None)
+        assert not compiled.can_record(None, None)
+    assert trainer.can_record is compiled.can_record is before

@@ -30,7 +30,7 @@ def test_every_stage_makes_its_first_step_in_a_process_of_its_own(benchmark, tmp
 def judged(benchmark, monkeypatch, seconds):
     """What is made of stages that take so many seconds."""
 
-    def measured(stage, folder, quick):
+    def measured(stage, caches, quick):
         return benchmark.Moments(1.0, 2.0, seconds[stage])
 
     monkeypatch.setitem(benchmark.main.__globals__, "measured", measured)

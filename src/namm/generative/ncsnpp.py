@@ -91,6 +91,7 @@ class NCSNpp(ModelMixin, ConfigMixin):
         self.up = up_path(kept, widths, blocks, attends, time, dropout)
         self.norm = group_norm(widths[0])
         self.tail = PreciseConv2d(widths[0], pixels, 3, padding=1)
+        self._blocks = tuple(m for m in self.modules() if isinstance(m, ResidualBlock))  # in the order they run in
         self.reset_parameters()
 
     @torch.no_grad()
@@ -114,8 +115,7 @@ class NCSNpp(ModelMixin, ConfigMixin):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """y_t: (B, C, H, W) and t: (B,) or () in (0, 1] -> (B, C, H, W)."""
         self.check_size(x.shape)
-        blocks = [module for module in self.modules() if isinstance(module, ResidualBlock)]  # in their order here
-        added = iter(time_biases(blocks, F.silu(self._embed(x, t))))
+        added = iter(time_biases(self._blocks, F.silu(self._embed(x, t))))
         if self.rescale_input:
             x = 2 * x - 1
         pyramid = F.pixel_unshuffle(x.to(self.head.weight.dtype), self.unshuffle)

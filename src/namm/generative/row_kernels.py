@@ -24,37 +24,39 @@ SQRT_HALF = tl.constexpr(0.5**0.5)
 
 
 @triton.jit
-def _join(x, h, bias, y, rows, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """(x + h + b) / √2."""
+def _own(rows, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The rows of a program, channels, and which of both there are."""
     c = tl.arange(0, WIDTH)
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    everywhere = (c < C)[None, :] & (row < rows)[:, None]
+    return row, c, (c < C)[None, :] & (row < rows)[:, None]
+
+
+@triton.jit
+def _join(x, h, bias, y, rows, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """(x + h + b) / √2."""
+    row, c, there = _own(rows, C, WIDTH, BLOCK)
     place = row[:, None] * C + c[None, :]
-    found = tl.load(x + place, mask=everywhere, other=0.0).to(tl.float32)
-    found += tl.load(h + place, mask=everywhere, other=0.0).to(tl.float32)
+    found = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
+    found += tl.load(h + place, mask=there, other=0.0).to(tl.float32)
     found += tl.load(bias + c, mask=c < C, other=0.0)[None, :]
-    tl.store(y + place, (found * SQRT_HALF).to(y.dtype.element_ty), mask=everywhere)
+    tl.store(y + place, (found * SQRT_HALF).to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _join_back(grad, out, sums, rows, stride, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """The gradient of x and of h, and its sum over the rows of a block; `stride` numbers from row to row of `grad`."""
-    c = tl.arange(0, WIDTH)
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    everywhere = (c < C)[None, :] & (row < rows)[:, None]
-    found = tl.load(grad + row[:, None] * stride + c[None, :], mask=everywhere, other=0.0).to(tl.float32) * SQRT_HALF
-    tl.store(out + row[:, None] * C + c[None, :], found.to(out.dtype.element_ty), mask=everywhere)
+    row, c, there = _own(rows, C, WIDTH, BLOCK)
+    found = tl.load(grad + row[:, None] * stride + c[None, :], mask=there, other=0.0).to(tl.float32) * SQRT_HALF
+    tl.store(out + row[:, None] * C + c[None, :], found.to(out.dtype.element_ty), mask=there)
     tl.store(sums + tl.program_id(0) * C + c, tl.sum(found, 0), mask=c < C)
 
 
 @triton.jit
 def _copy(x, y, rows, read, write, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """C numbers of every row, from row to row `read` numbers apart, to where they are `write` apart."""
-    c = tl.arange(0, WIDTH)
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    everywhere = (c < C)[None, :] & (row < rows)[:, None]
-    value = tl.load(x + row[:, None] * read + c[None, :], mask=everywhere, other=0.0)
-    tl.store(y + row[:, None] * write + c[None, :], value, mask=everywhere)
+    row, c, there = _own(rows, C, WIDTH, BLOCK)
+    value = tl.load(x + row[:, None] * read + c[None, :], mask=there, other=0.0)
+    tl.store(y + row[:, None] * write + c[None, :], value, mask=there)
 
 
 class _Joined(torch.autograd.Function):
