@@ -51,14 +51,12 @@ from gpu_tools import (
     prepare,
     training,
 )
-from namm.constraints import Burgers
 from namm.evaluation import distance_summary
 from namm.experiments import build
 from namm.experiments.settings import Settings
 from namm.generative import Diffusion, EulerMaruyama, Mirrored
 from namm.gpu import Recorded
 from namm.precision import Precision
-from namm.simulators.burgers import Step, crank_nicolson
 from namm.training.maps import project_weights
 from namm.training.models import ModelObjective
 from namm.training.objectives import MapObjective
@@ -145,14 +143,12 @@ def one_map(bench: Bench, side: str) -> Figures:
         return calls(bench, lambda: quick(x), bench.batch, per_image)
 
 
-def distance(bench: Bench, step: Step = crank_nicolson) -> Figures:
-    """Burgers' ℓ, by that step, and its gradient."""
+def distance(bench: Bench) -> Figures:
+    """Burgers' ℓ and its gradient."""
     s = bench.settings("burgers", "paper")
     shape, rule = build.dataset(s.data).shape, build.constraint(s.data.rule)
 
     per_image = flops(lambda x: rule(x.requires_grad_()).sum().backward(), shape)
-    assert isinstance(rule, Burgers)
-    rule.step = step
     x, compiled = bench.images(bench.batch, shape).requires_grad_(), bench.compiled(rule.to(bench.device))
     with bench.arithmetic():
         return calls(bench, lambda: torch.autograd.grad(compiled(x).sum(), x), bench.batch, per_image)

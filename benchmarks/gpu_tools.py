@@ -84,10 +84,14 @@ def facts(device: torch.device) -> dict[str, str]:
 
 
 def told_by(script: str, arguments: Sequence[str], caches: str) -> Any:
-    """What a call of `script` prints last, as JSON; compilers find and leave their code in the folder `caches`."""
-    kept = dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), caches)
+    """What a call of `script` prints last, as JSON; compilers find and leave their code in the folder `caches`.
+
+    Python keeps what it has compiled of a module, as it does by itself.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), caches)
     command = [sys.executable, script, *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ | kept)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,7 +1,7 @@
 """The implicit step in Burgers' ℓ on a GPU in two ways, both compiled: ℓ with its gradient, and a step of the map.
 
-    sweeps    as the package has it: the compiler writes a kernel for every sweep, the baseline
-    kernel    all sweeps of a step in one kernel of our own (burgers_kernels.py), which the compiler takes as it is
+    sweeps    the compiler writes a kernel for every sweep: the baseline
+    kernel    all sweeps of a step in one kernel of our own, which the compiler takes as it is: what the package does
 
     python benchmarks/implicit_step.py [--batch 128] [--json FILE]
 
@@ -14,47 +14,45 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from burgers_kernels import by_kernel
-from gpu import distance, map_objective
-from gpu_tools import Bench, Figures, facts, told_by, training
+from gpu import distance, map_step
+from gpu_tools import Bench, Figures, facts, told_by
 from namm.constraints import Burgers
-from namm.experiments import build
 from namm.files import write_json
-from namm.simulators.burgers import Step, crank_nicolson
-from namm.training.maps import project_weights
 
-WAYS: dict[str, Step] = {"sweeps": crank_nicolson, "kernel": by_kernel}
+WAYS = ("sweeps", "kernel")
+WORKS: dict[str, Callable[[Bench], Figures]] = {
+    "distance": distance,
+    "map": partial(map_step, experiment="burgers", name="gpu"),
+}
 ROUNDING = 1e-5
 SHAPE = (1, 64, 64)
 
 
+def by(way: str) -> AbstractContextManager[object]:
+    """What is compiled inside is compiled that way."""
+    chosen = way == "kernel"
+    return patch("namm.simulators.burgers._has_kernel", lambda *_: chosen)
+
+
 def difference(device: torch.device, images: int = 2) -> float:
-    """Of ℓ and of its gradient from float64, the larger, relative to the largest."""
+    """Of ℓ and of its gradient by the kernel from those in float64, the larger, relative to the largest."""
     x = torch.rand(images, *SHAPE, generator=torch.Generator().manual_seed(0))
     sides = []
-    for step, dtype in ((by_kernel, torch.float), (crank_nicolson, torch.double)):
-        leaf = x.to(device, dtype).requires_grad_()
-        found = Burgers(step=step)(leaf)
-        sides.append((found.detach(), *torch.autograd.grad(found.sum(), leaf)))
+    with by("kernel"):
+        taken = torch.compile(Burgers(), fullgraph=True, backend="aot_eager")
+        for rule, dtype in ((taken, torch.float), (Burgers(), torch.double)):
+            leaf = x.to(device, dtype).requires_grad_()
+            found = rule(leaf)
+            sides.append((found.detach(), *torch.autograd.grad(found.sum(), leaf)))
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*sides, strict=True))
-
-
-def map_step(bench: Bench, step: Step) -> Figures:
-    """A training of the map of the preset `gpu`."""
-    s = bench.settings("burgers", "gpu")
-    objective = map_objective(s)
-    assert isinstance(objective.constraint, Burgers)
-    objective.constraint.step = step
-    shape = build.dataset(s.data).shape
-    return training(bench, objective, shape, s.map.train, project_weights(objective.mirror))
-
-
-WORKS: dict[str, Callable[[Bench, Step], Figures]] = {"distance": distance, "map": map_step}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.run:
         work, way = options.run
-        found = WORKS[work](Bench(device, options.batch, "bf16", quick=False), WAYS[way])
+        with by(way):
+            found = WORKS[work](Bench(device, options.batch, "bf16", quick=False))
         print(json.dumps({"images_per_second": found.images_per_second, "warmup_s": found.warmup_seconds}))
         return 0
     report: dict[str, Any] = facts(device) | {"difference": difference(device)}

@@ -77,7 +77,7 @@ def score_network():
 
 
 def test_a_network_with_kernels_is_recorded_on_a_gpu_in_float32(monkeypatch):
-    monkeypatch.setattr("namm.gpu._has_triton", lambda: True)
+    monkeypatch.setattr("namm.gpu.HAS_TRITON", True)
     model = Diffusion(score_network(), (1, 8, 8))
     assert can_record(model.network, CUDA)
     assert can_record(ModelObjective(model), CUDA)
@@ -85,7 +85,7 @@ def test_a_network_with_kernels_is_recorded_on_a_gpu_in_float32(monkeypatch):
     assert not can_record(nn.Linear(1, 1), CUDA)
     assert not can_record(ModelObjective(Diffusion(nn.Identity(), (1, 8, 8))), CUDA)
     assert not can_record(model.network.double(), CUDA)
-    monkeypatch.setattr("namm.gpu._has_triton", lambda: False)
+    monkeypatch.setattr("namm.gpu.HAS_TRITON", False)
     assert not can_record(score_network(), CUDA)
 
 

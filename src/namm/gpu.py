@@ -8,13 +8,13 @@ as it runs, within seconds; only the masks of dropout are others then.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+HAS_TRITON = find_spec("triton") is not None
 QUICK = 2**12
 """Numbers in a batch for each weight tensor, up to which its kernels are done before the next ones are launched."""
 
@@ -67,13 +67,8 @@ def with_kernels() -> Iterator[None]:
 def can_record(network: nn.Module, device: torch.device) -> bool:
     """Whether `network` has kernels of its own, and `device` can run them: in float32 or less, where triton is."""
     dtypes = {weight.dtype for weight in network.parameters()}
-    able = device.type == "cuda" and torch.float64 not in dtypes and _has_triton()
+    able = device.type == "cuda" and torch.float64 not in dtypes and HAS_TRITON
     return able and bool(getattr(network, "has_kernels", False))
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 class Recorded:

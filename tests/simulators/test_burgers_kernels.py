@@ -1,11 +1,16 @@
 """All sweeps of an implicit step in one kernel, by triton's interpreter."""
 
 from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from namm.simulators.burgers import _has_kernel
 
 SOLVED = """
 import torch
 from namm.simulators.burgers import BurgersGrid, _ImplicitHalfStep
-from burgers_kernels import solve
+from namm.simulators.burgers_kernels import solve
 
 torch.manual_seed(0)
 for rows, columns, flip in ((8, 5, 1), (13, 3, -1), (64, 40, -1)):
@@ -36,8 +41,8 @@ def test_states_and_gradients_agree_with_float64(interpreted):
 
 COMPILED = """
 import torch
-from burgers_kernels import by_kernel
 from namm.constraints import Burgers
+from namm.simulators import burgers
 
 torch.manual_seed(0)
 x = 0.5 * torch.rand(3, 1, 16, 9)
@@ -47,11 +52,30 @@ def both(call):
     distance = call(leaf)
     return distance.detach(), *torch.autograd.grad(distance.sum(), leaf)
 
+taken = []
+burgers._has_kernel = lambda r, dim: taken.append(dim) or True
 plain = both(Burgers())
-ours = both(torch.compile(Burgers(step=by_kernel), fullgraph=True, backend="aot_eager"))
+assert not taken  # what is not compiled can be differentiated twice, and vmapped
+ours = both(torch.compile(Burgers(), fullgraph=True, backend="aot_eager"))
+assert taken
 assert 0 < max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, plain, strict=True)) < 1e-5
 """
 
 
 def test_a_compiler_takes_it_as_it_is(interpreted):
     interpreted("-c", COMPILED)
+
+
+def test_kernels_are_for_float32_on_a_gpu_along_columns(monkeypatch):
+    monkeypatch.setattr("namm.simulators.burgers.HAS_TRITON", True)
+
+    def has(dtype=torch.float32, dim=-2, cuda=True):
+        return _has_kernel(SimpleNamespace(is_cuda=cuda, dtype=dtype, ndim=4), dim)
+
+    assert has()
+    assert has(dim=2)
+    assert not has(dim=-1)
+    assert not has(dtype=torch.float64)
+    assert not has(cuda=False)
+    monkeypatch.setattr("namm.simulators.burgers.HAS_TRITON", False)
+    assert not has()

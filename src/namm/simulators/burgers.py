@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from namm.errors import UsageError
+from namm.gpu import HAS_TRITON
 from namm.numerics import at_least_float32
 
 MAX_SWEEPS = 1000
@@ -136,6 +137,8 @@ def crank_nicolson(u: Tensor, grid: BurgersGrid, dim: int = -1) -> Tensor:
     """Crank–Nicolson, v = u + Δt/2 (f(u) + f(v)): second order, solved to rounding for |u| ≤ `grid.max_speed`."""
     u = at_least_float32(u)
     r = u + _half_step(u, grid, dim)
+    if torch.compiler.is_compiling() and _has_kernel(r, dim):
+        return _by_kernel(r, grid)
     v: Tensor = _ImplicitHalfStep.apply(r, grid, dim)
     return v
 
@@ -186,6 +189,19 @@ def _diagonal(right: Tensor, left: Tensor, grid: BurgersGrid) -> Tensor:
     """
     centre = 1 + 2 * grid.diffusion
     return (centre + grid.advection * (right - left)).clamp(min=centre / 2)
+
+
+def _has_kernel(r: Tensor, dim: int) -> bool:
+    """Whether there is a kernel for all sweeps together; a compiler would write one for each, which takes it long."""
+    return HAS_TRITON and r.is_cuda and r.dtype == torch.float32 and dim % r.ndim == r.ndim - 2
+
+
+def _by_kernel(r: Tensor, grid: BurgersGrid) -> Tensor:
+    from namm.simulators.burgers_kernels import solve
+
+    speeds = (grid.advection, grid.diffusion, grid.covered_speed, grid.relaxation)
+    v: Tensor = solve(r, *speeds, grid.sweeps(r.dtype))
+    return v
 
 
 class _ImplicitHalfStep(torch.autograd.Function):
