@@ -1,18 +1,23 @@
 """All sweeps of an implicit step in one kernel, by triton's interpreter."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from namm.simulators.burgers import _has_kernel
 
 SOLVED = """
+import sys
 import torch
 from namm.simulators.burgers import BurgersGrid, _ImplicitHalfStep
 from namm.simulators.burgers_kernels import solve
 
 torch.manual_seed(0)
+torch.set_default_device(sys.argv[1])
 for rows, columns, flip in ((8, 5, 1), (13, 3, -1), (64, 40, -1)):
     grid = BurgersGrid(flip * 10 / (rows - 1), 0.025)
     how = (grid.advection, grid.diffusion, grid.covered_speed, grid.relaxation, grid.sweeps(torch.float32))
@@ -36,7 +41,12 @@ def test_distances_agree_with_float64(interpreted):
 
 
 def test_states_and_gradients_agree_with_float64(interpreted):
-    interpreted("-c", SOLVED)
+    interpreted("-c", SOLVED, "cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_states_and_gradients_agree_with_float64_on_a_gpu():
+    subprocess.run([sys.executable, "-c", SOLVED, "cuda"], check=True)
 
 
 COMPILED = """

@@ -43,21 +43,32 @@ def _diagonal(right, left, a, b):
 
 
 @triton.jit
+def _neighbours(line, right, left, there):
+    """What memory holds at the right and left neighbours."""
+    return tl.load(line + right, mask=there, other=0.0), tl.load(line + left, mask=there, other=0.0)
+
+
+# Relaxation keeps two states. They may not begin as the same one: triton 3.6 takes two variables of a loop that begin
+# alike, the second of which becomes the first, for a single one. So the first sweep stands before the loop.
+
+
+@triton.jit
 def _forward(r, out, other, n, lines, a, b, omega, sweeps, N: tl.constexpr, LINES: tl.constexpr):
     """v into `out`; `other` is as large, to write in."""
     place, right, left, there = _own(n, lines, N, LINES)
     source = tl.load(r + place, mask=there, other=0.0)
-    tl.store(out + place, source, mask=there)
-    tl.debug_barrier()
-    last, now, read, write = source, source, out, other
-    for k in range(sweeps):
-        after, before = tl.load(read + right, mask=there, other=0.0), tl.load(read + left, mask=there, other=0.0)
-        swept = (source + b * (after + before)) / _diagonal(after, before, a, b)
-        following = tl.where(k > 0, last + omega * (swept - last), swept)
-        last, now = now, following
-        tl.store(write + place, now, mask=there)
+    after, before = _neighbours(r, right, left, there)
+    last, now = source, (source + b * (after + before)) / _diagonal(after, before, a, b)
+    one, two = out, other
+    for _ in range(sweeps - 1):
+        tl.store(one + place, now, mask=there)
         tl.debug_barrier()
-        read, write = write, read
+        after, before = _neighbours(one, right, left, there)
+        swept = (source + b * (after + before)) / _diagonal(after, before, a, b)
+        following = last + omega * (swept - last)
+        last, now = now, following
+        one, two = two, one
+    tl.debug_barrier()
     tl.store(out + place, now, mask=there)
 
 
@@ -65,22 +76,25 @@ def _forward(r, out, other, n, lines, a, b, omega, sweeps, N: tl.constexpr, LINE
 def _backward(v, grad, out, other, n, lines, a, b, speed, omega, sweeps, N: tl.constexpr, LINES: tl.constexpr):
     """λ into `out`; `other` is as large, to write in."""
     place, right, left, there = _own(n, lines, N, LINES)
-    after, before = tl.load(v + right, mask=there, other=0.0), tl.load(v + left, mask=there, other=0.0)
+    after, before = _neighbours(v, right, left, there)
     after, before = tl.minimum(tl.maximum(after, -speed), speed), tl.minimum(tl.maximum(before, -speed), speed)
     scale = 1 / _diagonal(after, before, a, b)
     from_right, from_left = scale * (b + a * after), scale * (b - a * before)
     source = scale * tl.load(grad + place, mask=there, other=0.0)
-    tl.store(out + place, source, mask=there)
+    tl.store(other + place, source, mask=there)
     tl.debug_barrier()
-    last, now, read, write = source, source, out, other
-    for k in range(sweeps):
-        after, before = tl.load(read + right, mask=there, other=0.0), tl.load(read + left, mask=there, other=0.0)
-        swept = source + from_right * after + from_left * before
-        following = tl.where(k > 0, last + omega * (swept - last), swept)
-        last, now = now, following
-        tl.store(write + place, now, mask=there)
+    after, before = _neighbours(other, right, left, there)
+    last, now = source, source + from_right * after + from_left * before
+    one, two = out, other
+    for _ in range(sweeps - 1):
+        tl.store(one + place, now, mask=there)
         tl.debug_barrier()
-        read, write = write, read
+        after, before = _neighbours(one, right, left, there)
+        swept = source + from_right * after + from_left * before
+        following = last + omega * (swept - last)
+        last, now = now, following
+        one, two = two, one
+    tl.debug_barrier()
     tl.store(out + place, now, mask=there)
 
 
