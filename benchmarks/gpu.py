@@ -13,8 +13,8 @@ matrix products and the bandwidth of memory that figures are shares of. What bou
 
 FLOPs are those of matrix products, convolutions and attention, two per product of two numbers, zeros at the borders and
 in banded matrices included. `--profile` prints the heaviest kernels, and sums by their kind. `--prepare N` first runs
-every row in a process of its own, N at a time, so that the measured ones find their code compiled: warm-ups are then
-those of a warm cache.
+the warm-up of every row in a process of its own, N at a time, so that the measured ones find their code compiled:
+warm-ups are then those of a warm cache.
 
 Targets are for `bf16`; the exit code is 1 if one is missed or a row fails. `--quick` takes tiny networks and images to
 see that all of it runs; its figures mean nothing.
@@ -51,6 +51,7 @@ from gpu_tools import (
     prepare,
     training,
 )
+from namm.errors import Interrupted
 from namm.evaluation import distance_summary
 from namm.experiments import build
 from namm.experiments.settings import Settings
@@ -213,6 +214,8 @@ def measure(work: Work, precision: Precision, judged: bool, bench: Bench, peak: 
     bench.fresh()
     try:
         found = work.measure(bench)
+    except Interrupted:
+        raise SystemExit("asked to stop: the rows before are all there is") from None
     except Exception as error:  # out of memory, not compilable: the other rows are worth having
         lines = str(error).strip().splitlines()
         return replace(row, error=": ".join([type(error).__name__, *lines[:1]]))
@@ -235,8 +238,10 @@ def measure(work: Work, precision: Precision, judged: bool, bench: Bench, peak: 
 
 
 def alone(names: Sequence[str], precisions: Sequence[str]) -> dict[str, list[str]]:
-    """What to give this script for each row by itself."""
-    return {f"{name}, {how}": ["--only", name, "--precision", how] for name, how in product(names, precisions)}
+    """What to give this script for the warm-up of each row by itself."""
+    return {
+        f"{name}, {how}": ["--only", name, "--precision", how, "--warm"] for name, how in product(names, precisions)
+    }
 
 
 def show(rows: Sequence[Row], known: dict[str, Any], profiles: bool) -> None:
@@ -271,6 +276,7 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
     parser.add_argument("--precision", nargs="+", choices=("bf16", "tf32"), default=["bf16", "tf32"], help="on a GPU")
     parser.add_argument("--prepare", type=int, default=0, metavar="N", help="compile first, in N processes at a time")
     parser.add_argument("--json", type=Path, help="written anew after every row")
+    parser.add_argument("--warm", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--profile", action="store_true", help="print the ten heaviest kernels of every row")
     options = parser.parse_args(arguments)
     cuda = torch.cuda.is_available()
@@ -289,7 +295,8 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
     rows: list[Row] = []
     for work in chosen:
         for precision in precisions:
-            bench = Bench(device, work.batch // 8 if options.quick else work.batch, precision, options.quick)
+            batch = work.batch // 8 if options.quick else work.batch
+            bench = Bench(device, batch, precision, options.quick, prepares=options.warm)
             rows.append(measure(work, precision, precision != "tf32", bench, known["peak_tflops"]))
             found = rows[-1].error or f"{number(rows[-1].ours)} {rows[-1].unit}"
             print(f"{work.title}, batch {bench.batch}, {precision}: {found}", flush=True)

@@ -127,6 +127,13 @@ class Bench:
     batch: int
     precision: Precision
     quick: bool
+    prepares: bool = False
+    """Whether this only fills the compiler's cache, and no figure is wanted."""
+
+    @property
+    def brief(self) -> bool:
+        """Whether a few steps are enough."""
+        return self.quick or self.prepares
 
     @property
     def compile(self) -> bool:
@@ -176,7 +183,7 @@ class Bench:
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Seconds of a call that is warm."""
-        return median_seconds(call, self.device, 0.01 if self.quick else 0.3)
+        return median_seconds(call, self.device, 0.01 if self.brief else 0.3)
 
     def fresh(self) -> None:
         """Give back what is not used, and measure memory from here."""
@@ -276,8 +283,8 @@ def training(
     after_step: Callable[[], None] = lambda: None,
 ) -> Figures:
     """A training by the package's own loop; the dry step before it does not count in its memory."""
-    # Profiled are steps of the loop's trial, which are not timed; a training of so many steps, as of --quick, has none.
-    budget, first, last = ("4 steps", 2, 3) if bench.quick else (f"{SECONDS / 60} minutes", 20, 25)
+    # Profiled are steps of the loop's trial, which are not timed; a training of a few steps has none.
+    budget, first, last = ("4 steps", 2, 3) if bench.brief else (f"{SECONDS / 60} minutes", 20, 25)
     how: dict[str, Any] = {"batch_size": bench.batch, "precision": bench.precision, "compile": bench.compile}
     seldom: dict[str, Any] = {"log_every": 10**9, "checkpoint_seconds": math.inf, "validations": 0, "milestones": 0}
     settings = replace(settings, budget=budget, **how, **seldom)
@@ -317,7 +324,7 @@ def calls(
     for _ in range(3):
         short()
     warmup = bench.clock() - start
-    seconds = bench.seconds(long or short)
+    seconds = bench.seconds(short if bench.prepares else long or short)
     profiled = Profile(bench)
     profiled.start()
     short()

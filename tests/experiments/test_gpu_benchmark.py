@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from namm.errors import Interrupted
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PRECISIONS = ["bf16", "tf32"] if torch.cuda.is_available() else ["fp32"]
 
@@ -110,6 +112,29 @@ def test_a_row_that_fails_leaves_the_others(gpu, tmp_path):
     assert "failed: work B, batch 2" in printed
 
 
+def test_who_is_asked_to_stop_measures_no_more_rows(gpu):
+    def stop(bench):
+        raise Interrupted("a training was asked to stop")
+
+    reached = []
+    chosen = [work(gpu, 1.0, name="a", measure=stop), work(gpu, 1.0, name="b", measure=reached.append)]
+    with pytest.raises(SystemExit, match="asked to stop"):
+        gpu.main(["--quick"], chosen=chosen)
+    assert not reached
+
+
+def test_a_warm_up_draws_what_is_short_only(gpu):
+    drawn = []
+
+    def measure(prepares):
+        bench = gpu.Bench(torch.device("cpu"), 2, "fp32", quick=True, prepares=prepares)
+        gpu.calls(bench, lambda: drawn.append("short"), 2, 1.0, lambda: drawn.append("long"), 10.0)
+        return drawn.count("long")
+
+    assert measure(prepares=True) == 0
+    assert measure(prepares=False) > 0
+
+
 def test_only_what_is_named_is_measured(gpu, tmp_path, capsys):
     chosen = [work(gpu, 1.0, name=name) for name in "abc"]
     _, _, found = told(gpu, tmp_path / "c.json", "--only", "c", "a", chosen=chosen)
@@ -130,7 +155,7 @@ def test_every_row_is_prepared_once(gpu, monkeypatch, capsys):
     monkeypatch.setitem(gpu.prepare.__globals__, "subprocess", SimpleNamespace(run=run))
     gpu.prepare("gpu.py", gpu.alone(["map", "g"], ["bf16", "tf32"]), 2)
     assert sorted(asked) == [
-        ("--only", name, "--precision", precision) for name in ("g", "map") for precision in ("bf16", "tf32")
+        ("--only", name, "--precision", precision, "--warm") for name in ("g", "map") for precision in ("bf16", "tf32")
     ]
     shown = capsys.readouterr().out
     assert shown.count("prepared") == 4
