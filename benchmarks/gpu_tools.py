@@ -40,7 +40,7 @@ Module = TypeVar("Module", bound=nn.Module)
 MATRIX = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|nvjet|sdpa|flash|wgrad|dgrad|fprop|triton_tem|triton_mm")
 FUSED = re.compile(r"triton_(poi|red|per|for)_")  # inductor's own, named after what they are fused from
 KINDS = {
-    "own": re.compile(r"^_(normalise|join|copy|up|down|fold)(_back)?$"),
+    "own": re.compile(r"^_(normalise|join|copy|up|down|fold|solve)(_back)?$"),
     "pointwise": re.compile(r"triton_(poi|for)_"),
     "reductions": re.compile(r"triton_(red|per)_|reduce_kernel"),
     "random": re.compile(r"dropout|distribution|philox", re.IGNORECASE),
@@ -111,7 +111,7 @@ def prepare(script: str, calls: Mapping[str, Sequence[str]], processes: int) -> 
 
     def run(name: str) -> None:
         done = subprocess.run([sys.executable, script, *calls[name]], check=False, capture_output=True, text=True)
-        failed = done.returncode > 1 or not done.stdout
+        failed = done.returncode != 0
         why = f": exit code {done.returncode}, {done.stderr.strip()[-500:]}" if failed else ""
         print(f"prepared {name}{why}", flush=True)
 

@@ -1,6 +1,7 @@
 """Does the fast path of training learn the same as the plain one?
 
-    fast:   precision bf16 (autocast in f and in the score network, TF32 for what stays float32), compiled
+    fast:   precision bf16 (autocast in f and in the score network, TF32 for what stays float32), compiled, and on a
+            GPU the score network recorded
     plain:  precision fp32, not compiled
 
 Each seed trains both, for the same number of steps, from the same weights, on the same batches and with the same noise:
@@ -30,6 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from gpu_tools import facts
 from namm import train_model
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images
@@ -291,8 +293,12 @@ def main(arguments: Sequence[str] | None = None, base: Preset | None = None) -> 
     found = study(settings, options)
     judged = summaries(found)
     show(found, judged)
+    where = facts(device())
+    print("{machine}, torch {torch}, {date}".format(**where))
     if options.json:
-        write_json(options.json, {"rows": [asdict(row) for row in found], "summaries": [asdict(s) for s in judged]})
+        write_json(
+            options.json, where | {"rows": [asdict(row) for row in found], "summaries": [asdict(s) for s in judged]}
+        )
     if options.figure:
         figure(options.out, options.seeds, options.figure)
     return 0 if all(s.agrees for s in judged) else 1

@@ -47,6 +47,7 @@ def run(stage: str, start: float, quick: bool) -> Moments:
     with_torch = time.time() - start
     from gpu import map_objective, score_model
     from gpu_tools import Bench, compiled_by_torch
+    from namm.experiments import build
     from namm.training.maps import project_weights
     from namm.training.models import ModelObjective
     from namm.training.objectives import Objective
@@ -60,25 +61,27 @@ def run(stage: str, start: float, quick: bool) -> Moments:
         bench.clock()
         first.append(time.time() - start)
 
-    after, model = [done], score_model(settings)
+    after = [done]
     if stage == "sampling":
+        model = score_model(settings)
         y = bench.images(bench.batch, bench.place(model).sample_shape)
         with torch.no_grad(), bench.arithmetic(), nullcontext() if quick else model.compiled(bench.batch):
             model.denoise(y, torch.ones(len(y), device=y.device))
         done()
         return Moments(with_torch, with_all, first[0])
-    objective: Objective = ModelObjective(model)
-    own = settings.mdm.train
+    objective: Objective
     if stage == "map":
         objective, own = (maps := map_objective(settings)), settings.map.train
         after.insert(0, project_weights(maps.mirror))
+    else:
+        objective, own = ModelObjective(score_model(settings)), settings.mdm.train
 
     def after_step() -> None:
         for each in after:
             each()
 
     how = replace(own, budget="1 steps", compile=not quick, validations=0, milestones=0)
-    images = bench.images(how.batch_size, model.sample_shape)
+    images = bench.images(how.batch_size, build.dataset(settings.data).shape)
     with compiled_by_torch() if stage == BASELINE else nullcontext():
         train(objective, (images,), how, after_step=after_step)
     return Moments(with_torch, with_all, first[0])

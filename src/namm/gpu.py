@@ -50,7 +50,7 @@ _recording = ContextVar("recording", default=False)
 
 
 def uses_kernels() -> bool:
-    """Whether layers that have kernels of their own shall use them here; a compiler writes its own."""
+    """Whether layers that have kernels of their own shall use them here; where they are compiled, a compiler's are."""
     return not torch.compiler.is_compiling() and _recording.get()
 
 

@@ -112,15 +112,25 @@ def test_a_row_that_fails_leaves_the_others(gpu, tmp_path):
     assert "failed: work B, batch 2" in printed
 
 
-def test_who_is_asked_to_stop_measures_no_more_rows(gpu):
+def test_who_is_asked_to_stop_tells_what_is_measured_so_far(gpu, tmp_path):
     def stop(bench):
         raise Interrupted("a training was asked to stop")
 
     reached = []
-    chosen = [work(gpu, 1.0, name="a", measure=stop), work(gpu, 1.0, name="b", measure=reached.append)]
-    with pytest.raises(SystemExit, match="asked to stop"):
-        gpu.main(["--quick"], chosen=chosen)
+    chosen = [work(gpu, 100.0), work(gpu, 1.0, measure=stop), work(gpu, 1.0, measure=reached.append)]
+    code, printed, found = told(gpu, tmp_path / "s.json", chosen=chosen)
+    assert (code, len(found["rows"])) == (1, len(PRECISIONS))
+    assert f"asked to stop: {2 * len(PRECISIONS)} rows are missing" in printed
     assert not reached
+
+
+def test_a_warm_up_fails_only_where_a_row_does(gpu):
+    def fail(bench):
+        raise torch.OutOfMemoryError("nothing left")
+
+    slow, bad = work(gpu, 1.0, target=50.0), work(gpu, 1.0, measure=fail)
+    assert gpu.main(["--quick", "--warm"], chosen=[slow]) == 0
+    assert gpu.main(["--quick", "--warm"], chosen=[slow, bad]) == 1
 
 
 def test_a_warm_up_draws_what_is_short_only(gpu):
@@ -150,7 +160,7 @@ def test_every_row_is_prepared_once(gpu, monkeypatch, capsys):
 
     def run(command, **options):
         asked.append(tuple(command[2:]))
-        return SimpleNamespace(returncode=2 if "g" in command else 1, stdout="a table", stderr="no memory")
+        return SimpleNamespace(returncode=2 if "g" in command else 0, stdout="a table", stderr="no memory")
 
     monkeypatch.setitem(gpu.prepare.__globals__, "subprocess", SimpleNamespace(run=run))
     gpu.prepare("gpu.py", gpu.alone(["map", "g"], ["bf16", "tf32"]), 2)

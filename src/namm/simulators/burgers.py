@@ -38,6 +38,8 @@ from namm.gpu import HAS_TRITON
 from namm.numerics import at_least_float32
 
 MAX_SWEEPS = 1000
+LONGEST = 2048
+"""Points of a line that a kernel holds."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def crank_nicolson(u: Tensor, grid: BurgersGrid, dim: int = -1) -> Tensor:
     """Crank–Nicolson, v = u + Δt/2 (f(u) + f(v)): second order, solved to rounding for |u| ≤ `grid.max_speed`."""
     u = at_least_float32(u)
     r = u + _half_step(u, grid, dim)
-    if torch.compiler.is_compiling() and _has_kernel(r, dim):
+    if _compiled_alone() and _has_kernel(r, dim):
         return _by_kernel(r, grid)
     v: Tensor = _ImplicitHalfStep.apply(r, grid, dim)
     return v
@@ -191,9 +193,18 @@ def _diagonal(right: Tensor, left: Tensor, grid: BurgersGrid) -> Tensor:
     return (centre + grid.advection * (right - left)).clamp(min=centre / 2)
 
 
+def _compiled_alone() -> bool:
+    """Whether a compiler is at work, and no transformation of torch.func, for which the kernel has no rules."""
+    return torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+
+
 def _has_kernel(r: Tensor, dim: int) -> bool:
-    """Whether there is a kernel for all sweeps together; a compiler would write one for each, which takes it long."""
-    return HAS_TRITON and r.is_cuda and r.dtype == torch.float32 and dim % r.ndim == r.ndim - 2
+    """Whether there is a kernel for all sweeps together; a compiler would write one for each, which takes it long.
+
+    It is for float32 on a GPU and for lines along the last axis but one, as images of trajectories have them.
+    """
+    fits = dim % r.ndim == r.ndim - 2 and r.shape[dim] <= LONGEST
+    return HAS_TRITON and r.is_cuda and r.dtype == torch.float32 and fits
 
 
 def _by_kernel(r: Tensor, grid: BurgersGrid) -> Tensor:

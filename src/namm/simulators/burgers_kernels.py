@@ -39,7 +39,13 @@ def _own(n, lines, N: tl.constexpr, LINES: tl.constexpr):
 @triton.jit
 def _diagonal(right, left, a, b):
     """1 + 2b + a(v₊ − v₋), at least half of what it is at rest."""
-    return tl.maximum(1 + 2 * b + a * (right - left), 0.5 + b)
+    return tl.maximum(1 + 2 * b + a * (right - left), 0.5 + b, tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _held(v, speed):
+    """v between −c and c."""
+    return tl.minimum(tl.maximum(v, -speed, tl.PropagateNan.ALL), speed, tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -48,12 +54,12 @@ def _neighbours(line, right, left, there):
     return tl.load(line + right, mask=there, other=0.0), tl.load(line + left, mask=there, other=0.0)
 
 
-# Relaxation keeps two states. They may not begin as the same one: triton 3.6 takes two variables of a loop that begin
-# alike, the second of which becomes the first, for a single one. So the first sweep stands before the loop.
+# Relaxation keeps two states. They may not begin as the same one: triton 3.6 and 3.8 take two variables of a loop that
+# begin alike, the second of which becomes the first, for a single one. So the first sweep stands before the loop.
 
 
 @triton.jit
-def _forward(r, out, other, n, lines, a, b, omega, sweeps, N: tl.constexpr, LINES: tl.constexpr):
+def _solve(r, out, other, n, lines, a, b, omega, sweeps, N: tl.constexpr, LINES: tl.constexpr):
     """v into `out`; `other` is as large, to write in."""
     place, right, left, there = _own(n, lines, N, LINES)
     source = tl.load(r + place, mask=there, other=0.0)
@@ -73,11 +79,11 @@ def _forward(r, out, other, n, lines, a, b, omega, sweeps, N: tl.constexpr, LINE
 
 
 @triton.jit
-def _backward(v, grad, out, other, n, lines, a, b, speed, omega, sweeps, N: tl.constexpr, LINES: tl.constexpr):
+def _solve_back(v, grad, out, other, n, lines, a, b, speed, omega, sweeps, N: tl.constexpr, LINES: tl.constexpr):
     """λ into `out`; `other` is as large, to write in."""
     place, right, left, there = _own(n, lines, N, LINES)
     after, before = _neighbours(v, right, left, there)
-    after, before = tl.minimum(tl.maximum(after, -speed), speed), tl.minimum(tl.maximum(before, -speed), speed)
+    after, before = _held(after, speed), _held(before, speed)
     scale = 1 / _diagonal(after, before, a, b)
     from_right, from_left = scale * (b + a * after), scale * (b - a * before)
     source = scale * tl.load(grad + place, mask=there, other=0.0)
@@ -104,7 +110,8 @@ def solve(r: Tensor, a: float, b: float, speed: float, omega: float, sweeps: int
     r = r.contiguous()
     out, other = torch.empty_like(r), torch.empty_like(r)
     grid, sizes = _cut(r)
-    _forward[grid](r, out, other, *r.shape[-2:], a, b, omega, sweeps, **sizes)
+    with torch.cuda.device_of(r):
+        _solve[grid](r, out, other, *r.shape[-2:], a, b, omega, sweeps, **sizes)
     return out
 
 
@@ -114,7 +121,8 @@ def solve_adjoint(v: Tensor, grad: Tensor, a: float, b: float, speed: float, ome
     v, grad = v.contiguous(), grad.contiguous()
     out, other = torch.empty_like(v), torch.empty_like(v)
     grid, sizes = _cut(v)
-    _backward[grid](v, grad, out, other, *v.shape[-2:], a, b, speed, omega, sweeps, **sizes)
+    with torch.cuda.device_of(v):
+        _solve_back[grid](v, grad, out, other, *v.shape[-2:], a, b, speed, omega, sweeps, **sizes)
     return out
 
 
