@@ -1,16 +1,21 @@
 """Which map learns most in the same minutes? Short trainings that differ in a few numbers.
 
-    python benchmarks/map_choices.py CHOICE [CHOICE …] [--minutes 0.75] [--prepare N] [--preset gpu]
-                                     [--out runs/choices] [--json FILE]
+    python benchmarks/map_choices.py CHOICE [CHOICE …] [--minutes 0.75 | --steps N] [--tune N] [--prepare N]
+                                     [--preset gpu] [--out runs/choices] [--json FILE]
 
 A choice is `as-is`, or says what to change in the preset of Burgers' equation, joined by commas:
 
     as-is    batch=32,rate=1e-3    filters=32,blocks=9,normalisation=instance    weight=10,sigma=0.05
 
-Every choice gets the same minutes on the clock, compilation aside, and is measured on the same validation images:
+Every choice gets the same minutes on the clock, compilation aside, or the same steps, and is measured on the same
+validation images:
 
     mean ℓ(f(g(x) + σ z)) at five σ, the cycle error, the rms error of f(g(x)) in the first four columns, and the total
     variation of f(g(x) + 0.1 z) over the data's
+
+With `--tune N` f is then finetuned for N steps, as the preset or `tune-sigma=0.005,tune-weight=10,tune-rate=1e-4` has
+it, and measured again. There is no model to draw samples from: g(x) + 0.0015 z takes their place, which is as far from
+mirror images as samples of a full-size run are. Choices that differ in their finetuning alone share a map.
 
 `--prepare N` first compiles each choice in a process of its own, N at a time, so that those measured find their code.
 A finished training in --out is read back.
@@ -18,7 +23,7 @@ A finished training in --out is read back.
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,26 +40,36 @@ from namm.errors import TrainingError, UsageError
 from namm.experiments import build
 from namm.experiments.map_stage import learn_map, measure
 from namm.experiments.presets import PRESETS, preset
-from namm.experiments.settings import MapSettings, Settings
+from namm.experiments.settings import Settings
 from namm.experiments.trained import device
 from namm.files import write_json
 from namm.maps import MirrorMap
+from namm.numerics import generator
+from namm.training.maps import finetune_map
+from namm.training.models import mirror_images
+from namm.training.objectives import UniformNoise
+from namm.training.trainer import TrainResult
 
-NOISE = (0.0, 0.005, 0.02, 0.05, 0.1)
+OF_SAMPLES = 0.0015
+"""Distance of full-size samples from mirror images, as noise."""
+NOISE = (0.0, OF_SAMPLES, 0.005, 0.02, 0.1)
 """σ at which ℓ is measured."""
-AS_IS = "as-is"
-PLACES = {
-    "batch": ("train", "batch_size", int),
-    "rate": ("train", "learning_rate", float),
-    "filters": ("f", "filters", int),
-    "blocks": ("f", "blocks", int),
-    "downsamplings": ("f", "downsamplings", int),
-    "boundary": ("f", "boundary", str),
-    "normalisation": ("f", "normalisation", str),
-    "weight": ("weights", "constraint", float),
-    "sigma": ("", "sigma_max", float),
+AS_IS, TUNE = "as-is", "tune-"
+PLACES: dict[str, tuple[str, type]] = {
+    "batch": ("map.train.batch_size", int),
+    "rate": ("map.train.learning_rate", float),
+    "filters": ("map.f.filters", int),
+    "blocks": ("map.f.blocks", int),
+    "downsamplings": ("map.f.downsamplings", int),
+    "boundary": ("map.f.boundary", str),
+    "normalisation": ("map.f.normalisation", str),
+    "weight": ("map.weights.constraint", float),
+    "sigma": ("map.sigma_max", float),
+    TUNE + "rate": ("finetune.train.learning_rate", float),
+    TUNE + "weight": ("finetune.weights.constraint", float),
+    TUNE + "sigma": ("finetune.sigma_max", float),
 }
-"""What a choice may change: the part of the map's settings, the field there, what it is."""
+"""What a choice may change: where that is in the settings, and what it is."""
 SEED = 1000
 """Of the noise that is measured with."""
 FIRST = 4
@@ -76,7 +91,7 @@ class Row:
     failed: str = ""
 
 
-def changed(settings: MapSettings, choice: str) -> MapSettings:
+def changed(settings: Settings, choice: str) -> Settings:
     """`settings` with what `choice` says."""
     for pair in choice.split(",") if choice != AS_IS else ():
         name, _, value = pair.partition("=")
@@ -84,24 +99,57 @@ def changed(settings: MapSettings, choice: str) -> MapSettings:
             raise UsageError(
                 f"the choice {choice!r} is neither {AS_IS} nor made of NAME=VALUE with {', '.join(PLACES)}."
             )
-        part, field, kind = PLACES[name]
-        own: Any = {field: kind(value)}
-        whole: Any = {part: replace(getattr(settings, part), **own)} if part else own
-        settings = replace(settings, **whole)
+        place, kind = PLACES[name]
+        settings = _with(settings, place.split("."), kind(value))
     return settings
 
 
-def study(base: Settings, choice: str, data: Images, held_out: Images, out: Path) -> Row:
-    """Train by one choice, and measure."""
-    settings = replace(base, map=changed(base.map, choice))
+def _with(owner: Any, path: Sequence[str], value: object) -> Any:
+    first, *rest = path
+    return replace(owner, **{first: _with(getattr(owner, first), rest, value) if rest else value})
+
+
+def map_of(choice: str) -> str:
+    """What a choice says of the map."""
+    return ",".join(pair for pair in choice.split(",") if not pair.startswith(TUNE)) or AS_IS
+
+
+def study(base: Settings, choice: str, tuned: bool, data: Images, held_out: Images, out: Path) -> Iterator[Row]:
+    """Train by one choice, and measure; once more after its finetuning, if that is asked for."""
+    settings = changed(base, choice)
     try:
-        mirror, trained = learn_map(settings, data, held_out, out / choice)
+        mirror, trained = learn_map(settings, data, held_out, out / map_of(choice))
+        yield measured(map_of(choice), trained, mirror, settings, held_out)
+        if tuned:
+            trained = finetuned(mirror, settings, data, out / f"{choice}-finetuned")
+            yield measured(f"{choice}, finetuned", trained, mirror, settings, held_out)
     except TrainingError as error:
-        return Row(choice, failed=str(error))
+        yield Row(choice, failed=str(error))
+
+
+def finetuned(mirror: MirrorMap, settings: Settings, data: Images, folder: Path) -> TrainResult:
+    """Finetune f near mirror images of `data`, in place of samples."""
+    y = torch.from_numpy(mirror_images(mirror, data, device()))
+    z = torch.randn(y.shape, generator=generator(SEED, "samples"))
+    own = settings.finetune
+    return finetune_map(
+        mirror,
+        data,
+        y + OF_SAMPLES * z,
+        build.constraint(settings.data.rule),
+        noise=UniformNoise(own.sigma_max),
+        weights=build.weights(own.weights),
+        settings=own.train,
+        folder=folder,
+    )
+
+
+def measured(name: str, trained: TrainResult, mirror: MirrorMap, settings: Settings, held_out: Images) -> Row:
+    """What a training reached."""
     rule = build.constraint(settings.data.rule).to(device())
     found = [measure(mirror.to(device()), rule, held_out, sigma, SEED) for sigma in NOISE]
     return Row(
-        choice,
+        name,
         trained.steps,
         trained.images,
         trained.compute_seconds,
@@ -118,11 +166,11 @@ def error_of_first(mirror: MirrorMap, images: Images) -> float:
     return float((torch.from_numpy(made) - to_tensor(images[:]))[..., :FIRST].square().mean().sqrt())
 
 
-def unlike(settings: MapSettings, choices: Sequence[str]) -> list[str]:
+def unlike(settings: Settings, choices: Sequence[str]) -> list[str]:
     """Those of `choices` whose code is not that of one before them."""
     kinds = {}
     for choice in reversed(choices):
-        own = changed(settings, choice)
+        own = changed(settings, choice).map
         kinds[own.f, own.train.batch_size] = choice
     return list(kinds.values())[::-1]
 
@@ -151,6 +199,7 @@ def main(arguments: Sequence[str] | None = None, base: Settings | None = None) -
     parser.add_argument("choices", nargs="+", metavar="CHOICE")
     parser.add_argument("--minutes", type=float, default=0.75)
     parser.add_argument("--steps", type=int, help="in place of minutes")
+    parser.add_argument("--tune", type=int, default=0, metavar="N", help="then finetune f for so many steps")
     parser.add_argument("--prepare", type=int, default=0, metavar="N", help="compile first, N choices at a time")
     parser.add_argument("--preset", choices=PRESETS, default="gpu")
     parser.add_argument("--out", type=Path, default=Path("runs/choices"))
@@ -158,12 +207,15 @@ def main(arguments: Sequence[str] | None = None, base: Settings | None = None) -
     options = parser.parse_args(arguments)
     settings = base or preset("burgers", options.preset).settings
     for choice in options.choices:
-        changed(settings.map, choice)
+        changed(settings, choice)
     budget = f"{options.steps} steps" if options.steps else f"{options.minutes} minutes"
-    settings = replace(settings, map=replace(settings.map, train=replace(settings.map.train, budget=budget)))
+    settings = _with(settings, ("map", "train", "budget"), budget)
+    if options.tune:
+        settings = _with(settings, ("finetune", "train", "budget"), f"{options.tune} steps")
     if options.prepare:
-        few, folder = ["--preset", options.preset, "--steps", "3", "--out"], options.out / "prepared"
-        kinds = unlike(settings.map, options.choices)
+        tune = ["--tune", "3"] if options.tune else []
+        few, folder = ["--preset", options.preset, "--steps", "3", *tune, "--out"], options.out / "prepared"
+        kinds = unlike(settings, options.choices)
         prepare(__file__, {kind: [kind, *few, str(folder / kind)] for kind in kinds}, options.prepare)
     options.out.mkdir(parents=True, exist_ok=True)
     sizes = {"train": settings.data.n_train, "val": settings.data.n_val}
@@ -171,10 +223,11 @@ def main(arguments: Sequence[str] | None = None, base: Settings | None = None) -
     rows: list[Row] = []
     with open_store(file) as store:
         for choice in options.choices:
-            rows.append(study(settings, choice, store["train"], store["val"], options.out))
-            print(rows[-1], flush=True)
-            if options.json:
-                write_json(options.json, [asdict(row) for row in rows])
+            for row in study(settings, choice, options.tune > 0, store["train"], store["val"], options.out):
+                rows = [known for known in rows if known.choice != row.choice] + [row]  # a map may be shared
+                print(row, flush=True)
+                if options.json:
+                    write_json(options.json, [asdict(row) for row in rows])
     show(rows)
     return 0
 

@@ -23,22 +23,29 @@ def script():
 
 
 def test_a_choice_changes_what_it_says_and_nothing_else(script):
-    base = preset("burgers", "gpu").settings.map
+    base = preset("burgers", "gpu").settings
     assert script["changed"](base, "as-is") == base
-    found = script["changed"](base, "batch=32,rate=1e-3,filters=32,blocks=9,boundary=zeros,weight=10,sigma=0.05")
-    assert found == replace(
+    choice = "batch=32,rate=1e-3,filters=32,blocks=9,boundary=zeros,weight=10,sigma=0.05,tune-sigma=0.01,tune-weight=7"
+    own, tuning = base.map, base.finetune
+    assert script["changed"](base, choice) == replace(
         base,
-        sigma_max=0.05,
-        weights=replace(base.weights, constraint=10.0),
-        f=replace(base.f, filters=32, blocks=9, boundary="zeros"),
-        train=replace(base.train, batch_size=32, learning_rate=1e-3),
+        map=replace(
+            own,
+            sigma_max=0.05,
+            weights=replace(own.weights, constraint=10.0),
+            f=replace(own.f, filters=32, blocks=9, boundary="zeros"),
+            train=replace(own.train, batch_size=32, learning_rate=1e-3),
+        ),
+        finetune=replace(tuning, sigma_max=0.01, weights=replace(tuning.weights, constraint=7.0)),
     )
+    assert script["map_of"]("tune-sigma=0.01,sigma=0.05,tune-weight=7") == "sigma=0.05"
+    assert script["map_of"]("tune-sigma=0.01") == "as-is"
 
 
 @pytest.mark.parametrize("choice", ["batch", "depth=3", "batch=32;rate=1"])
 def test_a_choice_that_is_none_is_refused(script, choice):
     with pytest.raises((UsageError, ValueError)):
-        script["changed"](preset("burgers", "gpu").settings.map, choice)
+        script["changed"](preset("burgers", "gpu").settings, choice)
 
 
 def test_choices_are_trained_apart_and_measured_on_the_same_images(script, tiny_preset, tmp_path):
@@ -60,3 +67,16 @@ def test_choices_are_trained_apart_and_measured_on_the_same_images(script, tiny_
     assert found[0]["distance_map"] == pytest.approx(other["distances"][0], rel=1e-5)
     assert found[1]["distance_map"] == pytest.approx(other["distances"][-1], rel=1e-5)
     assert found[0]["cycle_error"] == pytest.approx(other["cycle_error"], rel=1e-5)
+
+
+def test_finetunings_share_a_map_and_change_f_alone(script, tiny_preset, tmp_path):
+    out, file = tmp_path / "runs", tmp_path / "rows.json"
+    options = ["--steps", "4", "--tune", "3", "--out", str(out), "--json", str(file)]
+    assert script["main"](["as-is", "tune-weight=500", *options], tiny_preset.settings) == 0
+    rows = {row["choice"]: row for row in json.loads(file.read_text())}
+    assert set(rows) == {"as-is", "as-is, finetuned", "tune-weight=500, finetuned"}
+    assert [row["steps"] for row in rows.values()].count(3) == 2
+    assert len({row["distances"][0] for row in rows.values()}) == 3
+    before, after = (MirrorMap.load(out / name / "mirror") for name in ("as-is", "tune-weight=500-finetuned"))
+    for name, weight in before.state_dict().items():
+        assert torch.equal(weight, after.state_dict()[name]) == name.startswith("g.")
