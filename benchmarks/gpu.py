@@ -16,8 +16,8 @@ in banded matrices included. `--profile` prints the heaviest kernels, and sums b
 the warm-up of every row in a process of its own, N at a time, so that the measured ones find their code compiled:
 warm-ups are then those of a warm cache.
 
-Targets are for `bf16`; the exit code is 1 if one is missed or a row fails. `--quick` takes tiny networks and images to
-see that all of it runs; its figures mean nothing.
+Targets are for `bf16`; the exit code is 1 if one is missed, a row fails or the call is asked to stop. `--quick` takes
+tiny networks and images to see that all of it runs; its figures mean nothing.
 """
 
 import argparse
@@ -49,6 +49,7 @@ from gpu_tools import (
     number,
     peak_tflops,
     prepare,
+    stamp,
     training,
 )
 from namm.errors import Interrupted
@@ -258,7 +259,7 @@ def show(rows: Sequence[Row], known: dict[str, Any], profiles: bool) -> None:
     print("images/s; of sampling images × steps per second, of 10 000 samples seconds")
     for work, note in {r.work: r.note for r in rows if r.note}.items():
         print(f"the official figure of {work}: {note}")
-    print(f"{known['machine']}, torch {known['torch']}, {known['date']}")
+    print(stamp(known))
     print(f"measured: {known['peak_tflops']:.4g} TFLOP/s of bf16 products, {known['bandwidth']:.4g} GB/s of memory")
     for r in rows if profiles else ():
         print(f"\n{r.work}, batch {r.batch}, {r.precision}: ms per batch, share of the time in kernels")

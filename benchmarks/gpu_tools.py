@@ -83,6 +83,11 @@ def facts(device: torch.device) -> dict[str, str]:
     return {"machine": name, "torch": torch.__version__, "date": date.today().isoformat()}
 
 
+def stamp(known: Mapping[str, Any]) -> str:
+    """Those facts in a line."""
+    return "{machine}, torch {torch}, {date}".format(**known)
+
+
 def told_by(script: str, arguments: Sequence[str], caches: str) -> Any:
     """What a call of `script` prints last, as JSON; compilers find and leave their code in the folder `caches`.
 

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 
 from gpu import distance, map_step
-from gpu_tools import Bench, Figures, facts, told_by
+from gpu_tools import Bench, Figures, facts, stamp, told_by
 from namm.constraints import Burgers
 from namm.files import write_json
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps({"images_per_second": found.images_per_second, "warmup_s": found.warmup_seconds}))
         return 0
     report: dict[str, Any] = facts(device) | {"difference": difference(device)}
-    print("{machine}, torch {torch}, {date}".format(**report))
+    print(stamp(report))
     print(f"largest difference from float64: {report['difference']:.1e}", flush=True)
     for work in WORKS if device.type == "cuda" else ():
         rows = report[work] = {}

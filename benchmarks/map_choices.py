@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
 from gpu_tools import prepare
 from namm.datasets import open_store, write_store
@@ -40,14 +40,13 @@ from namm.errors import TrainingError, UsageError
 from namm.experiments import build
 from namm.experiments.map_stage import learn_map, measure
 from namm.experiments.presets import PRESETS, preset
+from namm.experiments.samples_stage import finetune
 from namm.experiments.settings import Settings
 from namm.experiments.trained import device
 from namm.files import write_json
 from namm.maps import MirrorMap
 from namm.numerics import generator
-from namm.training.maps import finetune_map
 from namm.training.models import mirror_images
-from namm.training.objectives import UniformNoise
 from namm.training.trainer import TrainResult
 
 OF_SAMPLES = 0.0015
@@ -114,34 +113,27 @@ def map_of(choice: str) -> str:
     return ",".join(pair for pair in choice.split(",") if not pair.startswith(TUNE)) or AS_IS
 
 
-def study(base: Settings, choice: str, tuned: bool, data: Images, held_out: Images, out: Path) -> Iterator[Row]:
-    """Train by one choice, and measure; once more after its finetuning, if that is asked for."""
+def study(
+    base: Settings, choice: str, data: Images, held_out: Images, out: Path, *, told: bool, tuned: bool
+) -> Iterator[Row]:
+    """Train by one choice, and measure its map, unless that is `told`, and f after its finetuning, if it is `tuned`."""
     settings = changed(base, choice)
     try:
         mirror, trained = learn_map(settings, data, held_out, out / map_of(choice))
-        yield measured(map_of(choice), trained, mirror, settings, held_out)
+        if not told:
+            yield measured(map_of(choice), trained, mirror, settings, held_out)
         if tuned:
-            trained = finetuned(mirror, settings, data, out / f"{choice}-finetuned")
+            samples = like_samples(mirror, data)
+            trained = finetune(settings, mirror, (data, samples), out / f"{choice}-finetuned")
             yield measured(f"{choice}, finetuned", trained, mirror, settings, held_out)
     except TrainingError as error:
         yield Row(choice, failed=str(error))
 
 
-def finetuned(mirror: MirrorMap, settings: Settings, data: Images, folder: Path) -> TrainResult:
-    """Finetune f near mirror images of `data`, in place of samples."""
+def like_samples(mirror: MirrorMap, data: Images) -> Tensor:
+    """Mirror images as far from g(x) as those of a model."""
     y = torch.from_numpy(mirror_images(mirror, data, device()))
-    z = torch.randn(y.shape, generator=generator(SEED, "samples"))
-    own = settings.finetune
-    return finetune_map(
-        mirror,
-        data,
-        y + OF_SAMPLES * z,
-        build.constraint(settings.data.rule),
-        noise=UniformNoise(own.sigma_max),
-        weights=build.weights(own.weights),
-        settings=own.train,
-        folder=folder,
-    )
+    return y + OF_SAMPLES * torch.randn(y.shape, generator=generator(SEED, "samples"))
 
 
 def measured(name: str, trained: TrainResult, mirror: MirrorMap, settings: Settings, held_out: Images) -> Row:
@@ -223,8 +215,10 @@ def main(arguments: Sequence[str] | None = None, base: Settings | None = None) -
     rows: list[Row] = []
     with open_store(file) as store:
         for choice in options.choices:
-            for row in study(settings, choice, options.tune > 0, store["train"], store["val"], options.out):
-                rows = [known for known in rows if known.choice != row.choice] + [row]  # a map may be shared
+            told = map_of(choice) in {row.choice for row in rows}  # finetunings share a map
+            images = (store["train"], store["val"])
+            for row in study(settings, choice, *images, options.out, told=told, tuned=options.tune > 0):
+                rows.append(row)
                 print(row, flush=True)
                 if options.json:
                     write_json(options.json, [asdict(row) for row in rows])

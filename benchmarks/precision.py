@@ -31,7 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gpu_tools import facts
+from gpu_tools import facts, stamp
 from namm import train_model
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None, base: Preset | None = None) -> 
     judged = summaries(found)
     show(found, judged)
     where = facts(device())
-    print("{machine}, torch {torch}, {date}".format(**where))
+    print(stamp(where))
     if options.json:
         write_json(
             options.json, where | {"rows": [asdict(row) for row in found], "summaries": [asdict(s) for s in judged]}

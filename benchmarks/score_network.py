@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu import sampling, score_step
-from gpu_tools import Bench, Figures, by_kind, compiled_by_torch, facts
+from gpu_tools import Bench, Figures, by_kind, compiled_by_torch, facts, stamp
 from namm.experiments.presets import PRESETS
 from namm.files import write_json
 from namm.generative import Diffusion, NCSNpp
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report: dict[str, Any] = facts(device) | {"difference": differences(device), "learned": learned(device)}
-    print("{machine}, torch {torch}, {date}".format(**report))
+    print(stamp(report))
     print(f"largest difference from float64: {report['difference']:.1e}", flush=True)
     print(f"difference of a training's loss: {report['learned']:.1e}", flush=True)
     if device.type == "cuda":

@@ -8,6 +8,7 @@
     sampling          that score network for batches of 256: recorded
 
 Each stage runs twice, in a process of its own: the first finds nothing compiled, the second what the first has left.
+Python may keep its bytecode, whatever PYTHONDONTWRITEBYTECODE says: without it imports take twice as long.
 Prints the seconds from the start of a process until torch is imported, until all is, and until the first step is done,
 and how many times sooner that is than the baseline's. The exit code is 1 if a stage other than the baseline takes
 longer than 60 s the first time or 15 s the second. It needs a GPU; `--quick` takes tiny networks, on a CPU too, and
@@ -101,10 +102,10 @@ def measured(stage: str, caches: str, quick: bool) -> Moments:
 def _tell_where() -> None:
     import torch
 
-    from gpu_tools import facts
+    from gpu_tools import facts, stamp
 
     where = facts(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    print("{machine}, torch {torch}, {date}".format(**where), flush=True)
+    print(stamp(where), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -241,15 +241,16 @@ def test_a_profile_counts_what_ran(tools):
     assert sum(event.name == "aten::mm" for event in profiled.profiler.events()) == 2
 
 
-def test_another_process_tells_its_last_line_or_why_not(tools, tmp_path):
+def test_another_process_tells_its_last_line_or_why_not(tools, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     script = tmp_path / "script.py"
     script.write_text(
         "import json, os, sys\n"
         "print('other words')\n"
-        "print(json.dumps([sys.argv[1:], os.environ['TRITON_CACHE_DIR']]))\n"
+        "print(json.dumps([sys.argv[1:], os.environ['TRITON_CACHE_DIR'], sys.dont_write_bytecode]))\n"
         "sys.exit('no such thing' if 'fail' in sys.argv else 0)\n"
     )
-    assert tools.told_by(str(script), ["a", "b"], "place") == [["a", "b"], "place"]
+    assert tools.told_by(str(script), ["a", "b"], "place") == [["a", "b"], "place", False]
     with pytest.raises(SystemExit, match=r"fail failed:\nno such thing"):
         tools.told_by(str(script), ["fail"], "place")
 

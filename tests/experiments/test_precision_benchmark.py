@@ -50,6 +50,11 @@ def first(call):
     return call()
 
 
+def test_it_says_where_and_when_it_ran(first):
+    assert first[1]["torch"] == torch.__version__
+    assert {"machine", "date"} <= first[1].keys()
+
+
 def trainings(out):
     """The folder of every training, with its number of steps."""
     return {

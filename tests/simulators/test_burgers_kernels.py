@@ -90,14 +90,12 @@ def test_a_compiler_takes_it_as_it_is(interpreted):
 
 UNKNOWN = """
 import torch
-from namm.simulators.burgers import BurgersGrid, _ImplicitHalfStep
-from namm.simulators.burgers_kernels import solve
+from namm.simulators.burgers import BurgersGrid, _by_kernel, _ImplicitHalfStep
 
 grid = BurgersGrid(10 / 12, 0.025)
-how = (grid.advection, grid.diffusion, grid.covered_speed, grid.relaxation, grid.sweeps(torch.float32))
 r = torch.rand(1, 1, 13, 2)
 r[..., 4, 0] = torch.nan
-for call in (lambda r: solve(r, *how), lambda r: _ImplicitHalfStep.apply(r, grid, -2)):
+for call in (lambda r: _by_kernel(r, grid), lambda r: _ImplicitHalfStep.apply(r, grid, -2)):
     leaf = r.clone().requires_grad_()
     v = call(leaf)
     (gradient,) = torch.autograd.grad(v, leaf, torch.ones_like(v))

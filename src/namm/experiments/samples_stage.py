@@ -1,6 +1,7 @@
 """The stages `samples` and `finetune`: what the model really produces, and f trained on it (paper Sec. 3.3, Eq. 7)."""
 
 from contextlib import ExitStack
+from pathlib import Path
 
 from namm.constraints import Constraint
 from namm.datasets import open_store
@@ -9,12 +10,14 @@ from namm.evaluation import distance_summary, total_variation
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.map_stage import CHUNK, TRAINING
+from namm.experiments.settings import Settings
 from namm.experiments.stages import Outcome, Work
 from namm.experiments.trained import Trained, describe_samples, device
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import MirrorMap
 from namm.training.maps import finetune_map
 from namm.training.objectives import UniformNoise
+from namm.training.trainer import TrainResult
 
 TRAIN, HELD_OUT = "train.h5", "held_out.h5"
 """Samples to finetune on, and samples to see by whether it helps."""
@@ -50,7 +53,7 @@ def make_samples(work: Work) -> Outcome:
 
 def make_finetune(work: Work) -> Outcome:
     """Train f on the samples, or go on, and measure on held-out ones what that changed."""
-    settings, maps = work.settings.finetune, Trained.of(work)
+    maps = Trained.of(work)
     rule, mirror = maps.rule(), maps.mirror("map")
     held_out = work.needs["samples"] / HELD_OUT
     with ExitStack() as stack:
@@ -58,22 +61,38 @@ def make_finetune(work: Work) -> Outcome:
         samples = stack.enter_context(SampleFile(work.needs["samples"] / TRAIN)).mirror_images
         others = stack.enter_context(SampleFile(held_out)).mirror_images if held_out.exists() else None
         before = _measure(mirror, rule, others)
-        trained = finetune_map(
-            mirror,
-            store["train"],
-            samples,
-            rule,
-            noise=UniformNoise(settings.sigma_max),
-            weights=build.weights(settings.weights),
-            settings=settings.train,
-            validation=None if others is None else (store["val"], others),
-            folder=work.folder / TRAINING,
-            progress=work.progress,
+        validation = None if others is None else (store["val"], others)
+        trained = finetune(
+            work.settings, mirror, (store["train"], samples), work.folder / TRAINING, validation, progress=work.progress
         )
         after = _measure(mirror, rule, others)
     was = {f"{name}_before": value for name, value in before.items()}
     results = {"steps": trained.steps, "images": trained.images, **was, **after}
     return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
+
+
+def finetune(
+    settings: Settings,
+    mirror: MirrorMap,
+    data: tuple[Images, Images],
+    folder: Path,
+    validation: tuple[Images, Images] | None = None,
+    *,
+    progress: bool = True,
+) -> TrainResult:
+    """Train f further as `settings` describe, on images and samples, both also in `validation`; what that took."""
+    own = settings.finetune
+    return finetune_map(
+        mirror,
+        *data,
+        build.constraint(settings.data.rule).to(device()),
+        noise=UniformNoise(own.sigma_max),
+        weights=build.weights(own.weights),
+        settings=own.train,
+        validation=validation,
+        folder=folder,
+        progress=progress,
+    )
 
 
 def _measure(mirror: MirrorMap, rule: Constraint, samples: Images | None) -> dict[str, float]:

@@ -210,8 +210,8 @@ def _has_kernel(r: Tensor, dim: int) -> bool:
 def _by_kernel(r: Tensor, grid: BurgersGrid) -> Tensor:
     from namm.simulators.burgers_kernels import solve
 
-    speeds = (grid.advection, grid.diffusion, grid.covered_speed, grid.relaxation)
-    v: Tensor = solve(r, *speeds, grid.sweeps(r.dtype))
+    numbers = (grid.advection, grid.diffusion, grid.covered_speed, grid.relaxation)
+    v: Tensor = solve(r, *numbers, grid.sweeps(r.dtype))
     return v
 
 
