@@ -7,9 +7,11 @@ that no training has seen, by parts of the image (the first and last K columns a
     residual        mean |residual| of the rule, where it has one as large as the image but for a row or a column
     KID             what x gains of it when that part alone is taken from f(g(x)), against training images
 
-    python benchmarks/edges.py PIPELINE IMAGES [--n 500] [--width 4] [--kid] [--json FILE]
+    python benchmarks/edges.py PIPELINE IMAGES [--n 500] [--width 4] [--draw N] [--kid] [--json FILE]
 
-KID needs the Inception weights and takes minutes on a CPU.
+With `--draw N` it prints the residual of N samples, too, and of both residuals the share of their power that is smooth:
+in columns, in the lowest eighth of the wave numbers. KID needs the Inception weights; it and samples take minutes on a
+CPU.
 """
 
 import argparse
@@ -31,7 +33,9 @@ from namm.files import write_json
 
 SUBSETS = 20
 """Of half of the images each, for KID."""
-FORMATS = {"error": ".2e", "residual": ".2e", "kid": "+.1e"}
+FORMATS = {"error": ".2e", "residual": ".2e", "smooth": ".0%", "kid": "+.1e", "samples": ".2e", "smooth_samples": ".0%"}
+STEPS, SEED = 50, 0
+"""Of the samples."""
 
 
 def parts(height: int, width: int, k: int) -> dict[str, tuple[slice, slice]]:
@@ -48,14 +52,33 @@ def parts(height: int, width: int, k: int) -> dict[str, tuple[slice, slice]]:
     }
 
 
-def figures(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, dict[str, float | None]]:
+def figures(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, dict[str, float]]:
     """Error and residual of `made`, f(g(x)), by part."""
-    error, residual = (made - x).square(), rule.residual(made).abs() if rule.has_residual else None
-    found: dict[str, dict[str, float | None]] = {}
+    error = (made - x).square()
+    found = residuals(made, rule, k)
     for name, (rows, columns) in parts(x.shape[-2], x.shape[-1], k).items():
-        mean = None if residual is None else float(residual[..., rows, columns].mean())
-        found[name] = {"error": float(error[..., rows, columns].mean().sqrt()), "residual": mean}
+        found[name]["error"] = float(error[..., rows, columns].mean().sqrt())
     return found
+
+
+def residuals(x: Tensor, rule: Constraint, k: int) -> dict[str, dict[str, float]]:
+    """Mean |residual| of images by part, of whole columns also how much is smooth; nothing where the rule has none."""
+    found: dict[str, dict[str, float]] = {name: {} for name in parts(x.shape[-2], x.shape[-1], k)}
+    if rule.has_residual:
+        residual = rule.residual(x)
+        for name, (rows, columns) in parts(x.shape[-2], x.shape[-1], k).items():
+            part = residual[..., rows, columns]
+            found[name] = {"residual": float(part.abs().mean())}
+            if part.shape[-2] == residual.shape[-2]:
+                found[name]["smooth"] = smooth(part)
+    return found
+
+
+def smooth(part: Tensor) -> float:
+    """Share of the power that is in the lowest eighth of the wave numbers of columns."""
+    power = torch.fft.fft(part, dim=-2).abs().square()
+    low = torch.fft.fftfreq(part.shape[-2]).abs() < 1 / 16
+    return float(power[..., low, :].sum() / power.sum())
 
 
 def kids(x: Tensor, made: Tensor, reference: Tensor, rule: Constraint, k: int) -> dict[str, float]:
@@ -82,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("images", type=Path)
     parser.add_argument("--n", type=int, default=500)
     parser.add_argument("--width", type=int, default=4, metavar="K")
+    parser.add_argument("--draw", type=int, default=0, metavar="N")
     parser.add_argument("--kid", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
@@ -97,13 +121,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.kid:
         for name, gained in kids(x, made, reference, pipe.constraint, options.width).items():
             found[name]["kid"] = gained
-    table = Table("part", "rms error", "residual", "KID gained")
+    if options.draw:
+        samples, _ = pipe.mirrored.sample_pairs(options.draw, sampler=pipe.sampler(STEPS), generator=SEED)
+        for name, each in residuals(samples, pipe.constraint, options.width).items():
+            found[name] |= {"samples" if key == "residual" else f"{key}_samples": value for key, value in each.items()}
+    table = Table("part", "rms error", "residual", "smooth", "KID gained", "of samples", "smooth")
     for name, each in found.items():
         shown = (f"{value:{how}}" if (value := each.get(key)) is not None else "–" for key, how in FORMATS.items())
         table.add_row(name, *shown)
     Console(width=120).print(table)
     if options.json:
-        write_json(options.json, {"images": len(x), "parts": found})
+        write_json(options.json, {"images": len(x), "samples": options.draw, "parts": found})
     return 0
 
 

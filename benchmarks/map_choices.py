@@ -10,12 +10,12 @@ A choice is `as-is`, or says what to change in the preset of Burgers' equation, 
 Every choice gets the same minutes on the clock, compilation aside, or the same steps, and is measured on the same
 validation images:
 
-    mean ℓ(f(g(x) + σ z)) at five σ, the cycle error, the rms error of f(g(x)) in the first four columns, and the total
-    variation of f(g(x) + 0.1 z) over the data's
+    mean ℓ(f(g(x) + σ z)) at four σ, mean ℓ of what stands for samples, the cycle error, the rms error of f(g(x)) in the
+    first four columns, and the total variation of f(g(x) + 0.1 z) over the data's
 
 With `--tune N` f is then finetuned for N steps, as the preset or `tune-sigma=0.005,tune-weight=10,tune-rate=1e-4` has
-it, and measured again. There is no model to draw samples from: g(x) + 0.0015 z takes their place, which is as far from
-mirror images as samples of a full-size run are. Choices that differ in their finetuning alone share a map.
+it, and measured again. There is no model to draw samples from. g(x + e) takes their place, e smooth: a full-size model
+errs so, and f leaves as much of these errors as of its own. Choices that differ in their finetuning alone share a map.
 
 `--prepare N` first compiles each choice in a process of its own, N at a time, so that those measured find their code.
 A finished training in --out is read back.
@@ -37,6 +37,7 @@ from gpu_tools import prepare
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images, map_images, to_tensor
 from namm.errors import TrainingError, UsageError
+from namm.evaluation import distance_summary
 from namm.experiments import build
 from namm.experiments.map_stage import learn_map, measure
 from namm.experiments.presets import PRESETS, preset
@@ -49,9 +50,9 @@ from namm.numerics import generator
 from namm.training.models import mirror_images
 from namm.training.trainer import TrainResult
 
-OF_SAMPLES = 0.0015
-"""Distance of full-size samples from mirror images, as noise."""
-NOISE = (0.0, OF_SAMPLES, 0.005, 0.02, 0.1)
+ERROR, LENGTHS = 0.002, (2.0, 8.0)
+"""What stands for a model's errors: their rms, and the shortest and longest distance over which they change, pixels."""
+NOISE = (0.0, 0.005, 0.02, 0.1)
 """σ at which ℓ is measured."""
 AS_IS, TUNE = "as-is", "tune-"
 PLACES: dict[str, tuple[str, type]] = {
@@ -84,6 +85,7 @@ class Row:
     images: int = 0
     seconds: float = 0.0
     distances: tuple[float, ...] = ()
+    of_samples: float = math.nan
     cycle_error: float = math.nan
     first_columns: float = math.nan
     total_variation: float = math.nan
@@ -130,10 +132,21 @@ def study(
         yield Row(choice, failed=str(error))
 
 
-def like_samples(mirror: MirrorMap, data: Images) -> Tensor:
-    """Mirror images as far from g(x) as those of a model."""
-    y = torch.from_numpy(mirror_images(mirror, data, device()))
-    return y + OF_SAMPLES * torch.randn(y.shape, generator=generator(SEED, "samples"))
+def like_samples(mirror: MirrorMap, images: Images) -> Tensor:
+    """Mirror images of `images` as they would be if a model had made them."""
+    x = to_tensor(images[:])
+    x = x + ERROR * smooth(x.shape, generator(SEED, "samples"))
+    return torch.from_numpy(mirror_images(mirror, x, device()))
+
+
+def smooth(shape: Sequence[int], rng: torch.Generator) -> Tensor:
+    """Random images (N, C, H, W) of rms 1, each smooth over a length of its own."""
+    shortest, longest = LENGTHS
+    length = shortest * (longest / shortest) ** torch.rand(shape[0], 1, 1, 1, generator=rng)
+    waves = torch.fft.fftfreq(shape[-2])[:, None].square() + torch.fft.rfftfreq(shape[-1]).square()
+    kept = torch.exp(-2 * (math.pi * length).square() * waves)
+    made = torch.fft.irfft2(torch.fft.rfft2(torch.randn(shape, generator=rng)) * kept, s=shape[-2:])
+    return made / made.square().mean((1, 2, 3), keepdim=True).sqrt()
 
 
 def measured(name: str, trained: TrainResult, mirror: MirrorMap, settings: Settings, held_out: Images) -> Row:
@@ -146,6 +159,9 @@ def measured(name: str, trained: TrainResult, mirror: MirrorMap, settings: Setti
         trained.images,
         trained.compute_seconds,
         tuple(each["distance_map"] for each in found),
+        distance_summary(
+            rule, map_images(mirror.to_data, like_samples(mirror, held_out), device(), "f"), device=device()
+        ).mean,
         found[0]["cycle_error"],
         error_of_first(mirror, held_out),
         found[-1]["total_variation"],
@@ -169,15 +185,18 @@ def unlike(settings: Settings, choices: Sequence[str]) -> list[str]:
 
 def show(rows: Sequence[Row]) -> None:
     """The table."""
-    columns = ("steps", "images", "s", *(f"ℓ at σ = {sigma:g}" for sigma in NOISE), "cycle error", "first columns")
-    table = Table("choice", *columns, "total variation")
+    distances = (*(f"ℓ at σ = {sigma:g}" for sigma in NOISE), "as of samples")
+    columns = ("choice", "steps", "images", "s", *distances, "cycle error", "first columns", "total variation")
+    table = Table(*columns)
     for row in rows:
         costs = (str(row.steps), f"{row.images:,}", f"{row.seconds:.1f}")
-        distances = [f"{distance:.3e}" for distance in row.distances] or ["diverged"] + ["–"] * (len(NOISE) - 1)
+        told = [f"{distance:.3e}" for distance in (*row.distances, row.of_samples)]
+        if row.failed:
+            told = ["diverged", *["–"] * len(NOISE)]
         table.add_row(
             row.choice,
             *costs,
-            *distances,
+            *told,
             f"{row.cycle_error:.2%}",
             f"{row.first_columns:.2e}",
             f"{row.total_variation:.3f}",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from namm import Burgers, constraint
+from namm import Burgers, NAMMPipeline, constraint
 from namm.cli import main as namm
 from namm.datasets import open_store
 from namm.experiments.trained import Trained
@@ -37,7 +37,23 @@ def test_an_error_is_found_where_it_is(script):
 def test_a_rule_without_a_residual_has_none(script):
     x = torch.rand(3, 1, 16, 16)
     rule = constraint(lambda x: x.mean((1, 2, 3)))
-    assert script["figures"](x, x, rule, 2)["everything"] == {"error": 0.0, "residual": None}
+    assert script["figures"](x, x, rule, 2)["everything"] == {"error": 0.0}
+
+
+def test_what_is_smooth_is_told_from_what_is_rough(script):
+    """A rule that asks for zeros, so that the residual is the image: one wave of either kind, and both."""
+    rows = torch.arange(32.0)
+    slow, fast = (torch.sin(2 * torch.pi * k * rows / 32)[:, None].expand(1, 1, 32, 32) for k in (1, 9))
+
+    class Zero(Burgers):
+        def residual(self, x):
+            return x
+
+    for x, share in ((slow, 1.0), (fast, 0.0), (slow + 3 * fast, 0.1)):
+        found = script["residuals"](x, Zero(), 4)
+        assert found["columns between"]["smooth"] == pytest.approx(share, abs=1e-5)
+        assert found["everything"]["residual"] == pytest.approx(float(x.abs().mean()), rel=1e-5)
+        assert "smooth" not in found["rows between"]
 
 
 def test_the_parts_cover_the_image_once_each_way(script):
@@ -70,7 +86,7 @@ def test_a_run_through_the_command(script, whole_run, tmp_path, capsys):
     pipeline, file = tmp_path / "pipeline", tmp_path / "edges.json"
     assert namm(["export", str(whole_run), "-o", str(pipeline)]) == 0
     images = whole_run / "data" / "images.h5"
-    options = ["--n", "4", "--width", "2", "--json", str(file)]
+    options = ["--n", "4", "--width", "2", "--draw", "3", "--json", str(file)]
     assert script["main"]([str(pipeline), str(images), *options]) == 0
     assert "columns between" in capsys.readouterr().out
     with open_store(images) as store, torch.no_grad():
@@ -81,6 +97,9 @@ def test_a_run_through_the_command(script, whole_run, tmp_path, capsys):
     assert found["images"] == 4
     assert found["parts"]["everything"]["error"] == pytest.approx(float(error), rel=1e-3)
     assert "kid" not in found["parts"]["everything"]
+    samples = NAMMPipeline.from_pretrained(pipeline)(3, num_inference_steps=50, generator=0)
+    assert found["parts"]["everything"]["samples"] == pytest.approx(float(samples.distances.mean()), rel=1e-3)
+    assert 0 < found["parts"]["columns between"]["smooth_samples"] < 1
 
 
 def test_what_cannot_be_measured_is_told(script, whole_run, tmp_path, capsys):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from namm.errors import UsageError
 from namm.experiments import build
@@ -67,6 +68,23 @@ def test_choices_are_trained_apart_and_measured_on_the_same_images(script, tiny_
     assert found[0]["distance_map"] == pytest.approx(other["distances"][0], rel=1e-5)
     assert found[1]["distance_map"] == pytest.approx(other["distances"][-1], rel=1e-5)
     assert found[0]["cycle_error"] == pytest.approx(other["cycle_error"], rel=1e-5)
+    with torch.no_grad():
+        stands_for_samples = rule(mirror.f(script["like_samples"](mirror, x)))
+    assert other["of_samples"] == pytest.approx(float(stands_for_samples.mean()), rel=1e-4)
+
+
+def test_errors_like_a_models_are_smooth_and_as_large_as_said(script):
+    e = script["smooth"]((6, 2, 32, 48), torch.Generator().manual_seed(0))
+    assert e.shape == (6, 2, 32, 48)
+    assert e.square().mean((1, 2, 3)).tolist() == pytest.approx([1.0] * 6, rel=1e-5)
+    steps = [(e - e.roll(1, axis)).square().mean() for axis in (-2, -1)]
+    assert 0 < max(steps) < 0.25  # of unrelated neighbours 2
+
+
+def test_errors_like_a_models_reach_the_mirror_image(script):
+    x = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    moved = script["like_samples"](MirrorMap(nn.Identity(), nn.Identity()), x) - x
+    assert moved.square().mean().sqrt() == pytest.approx(0.002, rel=1e-3)
 
 
 def test_finetunings_share_a_map_and_change_f_alone(script, tiny_preset, tmp_path):

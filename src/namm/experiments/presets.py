@@ -226,14 +226,14 @@ def _gpu_burgers(s: Settings) -> Settings:
     each choice was compared with: docs/full_size.md.
     """
     f = replace(s.map.f, filters=32, boundary="cylinder")
-    maps = replace(s.map.train, budget="6000 steps", batch_size=32, learning_rate=3e-4)
-    tuning = replace(maps, budget="8000 steps", learning_rate=2e-4, milestones=s.finetune.train.milestones)
+    maps = replace(s.map.train, budget="7500 steps", batch_size=32, learning_rate=3e-4)
+    tuning = replace(maps, budget="10000 steps", learning_rate=2e-4, milestones=s.finetune.train.milestones)
     weights = replace(s.finetune.weights, constraint=50 * _reported("burgers").weight)
     return replace(
         s,
-        map=replace(s.map, f=f, sigma_max=0.03, train=maps),
+        map=replace(s.map, f=f, train=maps),
         mdm=replace(s.mdm, train=replace(s.mdm.train, budget="17500 steps")),
-        finetune=FinetuneSettings(0.0075, weights, tuning),
+        finetune=FinetuneSettings(0.02, weights, tuning),
         evaluate=replace(s.evaluate, n=10_000, n_fid=10_000, sampler=replace(s.evaluate.sampler, steps=50)),
     )
 
