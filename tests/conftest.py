@@ -50,6 +50,8 @@ def interpreted() -> Callable[..., str]:
         done = subprocess.run(
             [sys.executable, *command], check=False, capture_output=True, text=True, env=env, timeout=300
         )
+        if "InterpreterError: TypeError('only 0-dimensional arrays" in done.stderr:
+            pytest.skip("the interpreter of this triton cannot count loops with this numpy")  # 3.6 with 2.4
         assert done.returncode == 0, done.stderr
         return done.stdout
 
