@@ -3,9 +3,10 @@
     python benchmarks/gpu.py [--quick] [--only NAME ...] [--precision bf16 tf32] [--prepare N] [--json FILE] [--profile]
 
 Trainings go through the package's own loop on random images, sampling through `Diffusion.sample` and `Mirrored`, all of
-it compiled, each in `bf16` (what `auto` means on such a GPU) and in `tf32`. Weights are untrained, and those that start
-as zeros are drawn instead: speed does not depend on what they have learned. The same run measures the peak of bfloat16
-matrix products and the bandwidth of memory that figures are shares of. What bounds a row is told by its kernels:
+it compiled or recorded, each in `bf16` (what `auto` means on such a GPU) and in `tf32`. Weights are untrained, and
+those that start as zeros are drawn instead: speed does not depend on what they have learned. The same run measures the
+peak of bfloat16 matrix products and the bandwidth of memory that figures are shares of. What bounds a row is told by
+its kernels:
 
     launch        kernels fill less than 0.7 of the time
     arithmetic    more than half of their time is in matrix products and convolutions

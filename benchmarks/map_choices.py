@@ -15,7 +15,7 @@ validation images:
 
 With `--tune N` f is then finetuned for N steps, as the preset or `tune-sigma=0.005,tune-weight=10,tune-rate=1e-4` has
 it, and measured again. There is no model to draw samples from. g(x + e) takes their place, e smooth: a full-size model
-errs so, and f leaves as much of these errors as of its own. Choices that differ in their finetuning alone share a map.
+errs so, and f leaves as much of it. Choices that differ in their finetuning alone share a map.
 
 `--prepare N` first compiles each choice in a process of its own, N at a time, so that those measured find their code.
 A finished training in --out is read back.
@@ -125,17 +125,17 @@ def study(
         if not told:
             yield measured(map_of(choice), trained, mirror, settings, held_out)
         if tuned:
-            samples = like_samples(mirror, data)
+            samples = like_samples(mirror, data, "train")
             trained = finetune(settings, mirror, (data, samples), out / f"{choice}-finetuned")
             yield measured(f"{choice}, finetuned", trained, mirror, settings, held_out)
     except TrainingError as error:
         yield Row(choice, failed=str(error))
 
 
-def like_samples(mirror: MirrorMap, images: Images) -> Tensor:
-    """Mirror images of `images` as they would be if a model had made them."""
+def like_samples(mirror: MirrorMap, images: Images, split: str) -> Tensor:
+    """Mirror images of `images` as they would be if a model had made them, with errors of their `split`."""
     x = to_tensor(images[:])
-    x = x + ERROR * smooth(x.shape, generator(SEED, "samples"))
+    x = x + ERROR * smooth(x.shape, generator(SEED, "samples", split))
     return torch.from_numpy(mirror_images(mirror, x, device()))
 
 
@@ -160,7 +160,7 @@ def measured(name: str, trained: TrainResult, mirror: MirrorMap, settings: Setti
         trained.compute_seconds,
         tuple(each["distance_map"] for each in found),
         distance_summary(
-            rule, map_images(mirror.to_data, like_samples(mirror, held_out), device(), "f"), device=device()
+            rule, map_images(mirror.to_data, like_samples(mirror, held_out, "val"), device(), "f"), device=device()
         ).mean,
         found[0]["cycle_error"],
         error_of_first(mirror, held_out),

@@ -1,6 +1,7 @@
 """The benchmark of choices for the map, at a size of seconds."""
 
 import json
+import math
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -69,22 +70,31 @@ def test_choices_are_trained_apart_and_measured_on_the_same_images(script, tiny_
     assert found[1]["distance_map"] == pytest.approx(other["distances"][-1], rel=1e-5)
     assert found[0]["cycle_error"] == pytest.approx(other["cycle_error"], rel=1e-5)
     with torch.no_grad():
-        stands_for_samples = rule(mirror.f(script["like_samples"](mirror, x)))
+        stands_for_samples = rule(mirror.f(script["like_samples"](mirror, x, "val")))
     assert other["of_samples"] == pytest.approx(float(stands_for_samples.mean()), rel=1e-4)
 
 
-def test_errors_like_a_models_are_smooth_and_as_large_as_said(script):
-    e = script["smooth"]((6, 2, 32, 48), torch.Generator().manual_seed(0))
-    assert e.shape == (6, 2, 32, 48)
-    assert e.square().mean((1, 2, 3)).tolist() == pytest.approx([1.0] * 6, rel=1e-5)
-    steps = [(e - e.roll(1, axis)).square().mean() for axis in (-2, -1)]
-    assert 0 < max(steps) < 0.25  # of unrelated neighbours 2
+@pytest.mark.parametrize("length", [2.0, 5.0])
+def test_errors_like_a_models_are_as_large_and_smooth_as_said(script, monkeypatch, length):
+    """White noise blurred by a Gaussian of width L has the autocorrelation exp(−d²/4L²)."""
+    smooth = script["smooth"]
+    shortest, longest = smooth.__globals__["LENGTHS"]
+    assert shortest <= length <= longest
+    monkeypatch.setitem(smooth.__globals__, "LENGTHS", (length, length))
+    e = smooth((100, 2, 64, 48), torch.Generator().manual_seed(0))
+    assert e.shape == (100, 2, 64, 48)
+    assert e.square().mean((1, 2, 3)).tolist() == pytest.approx([1.0] * 100, rel=1e-5)
+    for axis in (-2, -1):
+        step = (e - e.roll(1, axis)).square().mean()
+        assert float(step) == pytest.approx(2 * (1 - math.exp(-1 / (4 * length**2))), rel=0.05)
 
 
 def test_errors_like_a_models_reach_the_mirror_image(script):
     x = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(1))
-    moved = script["like_samples"](MirrorMap(nn.Identity(), nn.Identity()), x) - x
+    mirror = MirrorMap(nn.Identity(), nn.Identity())
+    moved, others = (script["like_samples"](mirror, x, split) - x for split in ("val", "train"))
     assert moved.square().mean().sqrt() == pytest.approx(0.002, rel=1e-3)
+    assert (moved * others).mean() < 0.5 * moved.square().mean()
 
 
 def test_finetunings_share_a_map_and_change_f_alone(script, tiny_preset, tmp_path):
