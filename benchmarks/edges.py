@@ -64,7 +64,9 @@ def figures(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, dict
 def residuals(x: Tensor, rule: Constraint, k: int) -> dict[str, dict[str, float]]:
     """Mean |residual| of images by part, of whole columns also how much is smooth; nothing where there is no such."""
     found: dict[str, dict[str, float]] = {name: {} for name in parts(x.shape[-2], x.shape[-1], k)}
-    residual = rule.residual(x) if rule.has_residual else x[..., :0]
+    if not rule.has_residual:
+        return found
+    residual = rule.residual(x)
     height, width = residual.shape[-2:]
     if height < x.shape[-2] - 1 or width < x.shape[-1] - 1:
         return found

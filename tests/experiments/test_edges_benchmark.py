@@ -116,9 +116,13 @@ def test_a_run_through_the_command(script, whole_run, tmp_path, capsys):
 
 def test_what_cannot_be_measured_is_told(script, whole_run, tmp_path, capsys):
     images = str(whole_run / "data" / "images.h5")
-    for model, options, said in (("dm", [], "without maps"), ("mdm", ["--width", "100"], "nothing between")):
-        pipeline = tmp_path / model
-        assert namm(["export", str(whole_run), "-o", str(pipeline), "--model", model]) == 0
+    for model in ("dm", "mdm"):
+        assert namm(["export", str(whole_run), "-o", str(tmp_path / model), "--model", model]) == 0
+    for model, options, said in (
+        ("dm", [], "without maps"),
+        ("mdm", ["--width", "100"], "nothing between"),
+        ("mdm", ["--draw", "-1"], "no number of samples"),
+    ):
         with pytest.raises(SystemExit):
-            script["main"]([str(pipeline), images, *options])
+            script["main"]([str(tmp_path / model), images, *options])
         assert said in capsys.readouterr().err
