@@ -4,6 +4,7 @@ Takes a pipeline that `namm export` wrote and the images of its run, `data/image
 that no training has seen, by parts of the image (the first and last K columns and rows, and what is between them),
 
     rms error       of f(g(x)) against x
+    fine            how much of x is left of the upper half of the wave numbers of columns: 1 if nothing is lost
     residual        mean |residual| of the rule, where it has one as large as the image but for a row or a column
     smooth          share of the residual's power in the lowest eighth of the wave numbers of columns; of noise 11 %
     KID             what x gains of it when that part alone is taken from f(g(x)), against training images
@@ -33,7 +34,15 @@ from namm.files import write_json
 
 SUBSETS = 20
 """Of half of the images each, for KID."""
-FORMATS = {"error": ".2e", "residual": ".2e", "smooth": ".0%", "kid": "+.1e", "samples": ".2e", "smooth_samples": ".0%"}
+FORMATS = {
+    "error": ".2e",
+    "fine": ".3f",
+    "residual": ".2e",
+    "smooth": ".0%",
+    "kid": "+.1e",
+    "samples": ".2e",
+    "smooth_samples": ".0%",
+}
 STEPS, SEED = 50, 0
 """Of the samples."""
 
@@ -53,12 +62,21 @@ def parts(height: int, width: int, k: int) -> dict[str, tuple[slice, slice]]:
 
 
 def figures(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, dict[str, float]]:
-    """Error and residual of `made`, f(g(x)), by part."""
-    error = (made - x).square()
+    """Error and residual of `made`, f(g(x)), by part, and of whole columns what is left of their detail."""
     found = residuals(made, rule, k)
     for name, (rows, columns) in parts(x.shape[-2], x.shape[-1], k).items():
-        found[name]["error"] = float(error[..., rows, columns].mean().sqrt())
+        was, now = (images[..., rows, columns] for images in (x, made))
+        found[name]["error"] = float((now - was).square().mean().sqrt())
+        if was.shape[-2] == x.shape[-2]:
+            found[name]["fine"] = fine(was, now)
     return found
+
+
+def fine(x: Tensor, made: Tensor) -> float:
+    """⟨x, made⟩ / ⟨x, x⟩ over the upper half of the wave numbers of columns."""
+    upper = torch.fft.rfftfreq(x.shape[-2]) >= 1 / 4
+    was, now = (torch.fft.rfft(images, dim=-2)[..., upper, :] for images in (x, made))
+    return float((was.conj() * now).real.sum() / was.abs().square().sum())
 
 
 def residuals(x: Tensor, rule: Constraint, k: int) -> dict[str, dict[str, float]]:
@@ -131,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         samples, _ = pipe.mirrored.sample_pairs(options.draw, sampler=pipe.sampler(STEPS), generator=SEED)
         for name, each in residuals(samples, pipe.constraint, options.width).items():
             found[name] |= {"samples" if key == "residual" else f"{key}_samples": value for key, value in each.items()}
-    table = Table("part", "rms error", "residual", "of it smooth", "KID gained", "of samples", "of it smooth")
+    table = Table("part", "rms error", "fine", "residual", "of it smooth", "KID gained", "of samples", "of it smooth")
     for name, each in found.items():
         shown = (f"{value:{how}}" if (value := each.get(key)) is not None else "–" for key, how in FORMATS.items())
         table.add_row(name, *shown)

@@ -243,8 +243,9 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
             print(f"stopped after {options.until}: without an evaluation of every seed nothing is written.")
             return 0
         command = shlex.join(["python", "benchmarks/full_size.py", *given])
-        if options.inception:  # which weights matters, where they lie does not
-            command = command.replace(str(options.inception), options.inception.name)
+        for path in (options.inception, options.out, options.results):  # no folder of this machine
+            if path and path.is_absolute():
+                command = command.replace(str(path), path.name)
         results = options.results or Path("results") / options.experiment
         return 0 if write(cells, command, results, keep=options.keep) else 1
     except NammError as error:

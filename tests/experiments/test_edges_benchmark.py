@@ -43,8 +43,9 @@ def test_an_error_is_found_where_it_is(script):
 @pytest.mark.parametrize("rule", [constraint(lambda x: x.mean((1, 2, 3))), TotalFlux(1.0)])
 def test_a_rule_without_a_residual_for_every_pixel_has_none(script, rule):
     x = torch.rand(3, 1, 16, 16)
-    for figures in script["figures"](x, x, rule, 2).values():
-        assert figures == {"error": 0.0}
+    for name, figures in script["figures"](x, x, rule, 2).items():
+        whole_columns = {} if name.startswith("rows") else {"fine": pytest.approx(1.0)}
+        assert figures == {"error": 0.0} | whole_columns
 
 
 def test_a_rule_that_is_kept_leaves_nothing_to_be_smooth(script):
@@ -66,6 +67,20 @@ def test_what_is_smooth_is_told_from_what_is_rough(script):
         assert found["columns between"]["smooth"] == pytest.approx(share, abs=1e-5)
         assert found["everything"]["residual"] == pytest.approx(float(x.abs().mean()), rel=1e-5)
         assert "smooth" not in found["rows between"]
+
+
+def test_what_is_left_of_fine_detail(script):
+    """Waves of 32 rows: of the seventh nothing counts, of the eighth and those above it what is left in each part."""
+    rows = torch.arange(32.0)
+    waves = {k: torch.cos(2 * torch.pi * k * rows / 32)[:, None].expand(2, 1, 32, 32) for k in (7, 8, 14)}
+    x = waves[7] + 2 * waves[8] + waves[14]
+    made = 3 * waves[7] + 2 * waves[8] + 0.5 * waves[14]
+    made[..., -4:] = waves[7][..., -4:]
+    found = script["figures"](x, made, Burgers(), 4)
+    assert found["columns between"]["fine"] == pytest.approx((4 + 0.5) / 5, rel=1e-5)
+    assert found["columns 28 to 31"]["fine"] == pytest.approx(0, abs=1e-5)
+    assert found["everything"]["fine"] == pytest.approx(28 / 32 * 0.9, rel=1e-5)
+    assert "fine" not in found["rows between"]
 
 
 def test_the_parts_cover_the_image_once_each_way(script):

@@ -212,6 +212,7 @@ def test_kid_where_there_are_weights_and_without_them(written, call, capsys, mon
     call(*asked, f"--inception={file}", name="kid", seeds=("0",))  # what is evaluated needs no weights any more
     report = json.loads((results / "metrics.json").read_text())
     assert "--inception=weights.pt" in report["command"]
+    assert str(results.parent) not in report["command"]  # no folder of this machine
     rows = report["seeds"]["0"]["rows"]
     line = table((results / "tables.md").read_text(), "KID of MDM + f finetuned − DM's", "< 0")
     gain = rows["finetuned"]["kid"][0] - rows["dm"]["kid"][0]
