@@ -4,7 +4,7 @@ Takes a pipeline that `namm export` wrote and the images of its run, `data/image
 that no training has seen, by parts of the image (the first and last K columns and rows, and what is between them),
 
     rms error       of f(g(x)) against x
-    fine            how much of x is left of the upper half of the wave numbers of columns: 1 if nothing is lost
+    fine            share of x that f(g(x)) keeps in the upper half of each column's wave numbers
     residual        mean |residual| of the rule, where it has one as large as the image but for a row or a column
     smooth          share of the residual's power in the lowest eighth of the wave numbers of columns; of noise 11 %
     KID             between x and x with that part alone taken from f(g(x))
@@ -16,6 +16,7 @@ on a CPU.
 """
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,15 +65,15 @@ def figures(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, dict
     for name, (rows, columns) in parts(x.shape[-2], x.shape[-1], k).items():
         was, now = (images[..., rows, columns] for images in (x, made))
         found[name]["error"] = float((now - was).square().mean().sqrt())
-        if was.shape[-2] == x.shape[-2]:
-            found[name]["fine"] = fine(was, now)
+        if was.shape[-2] == x.shape[-2] and not math.isnan(kept := fine(was, now)):
+            found[name]["fine"] = kept
     return found
 
 
 def fine(x: Tensor, made: Tensor) -> float:
-    """⟨x, made⟩ / ⟨x, x⟩ over the upper half of the wave numbers of columns."""
-    upper = torch.fft.rfftfreq(x.shape[-2]) >= 1 / 4
-    was, now = (torch.fft.rfft(images, dim=-2)[..., upper, :] for images in (x, made))
+    """⟨x, made⟩ / ⟨x, x⟩ over the upper half of the wave numbers of columns; NaN where x has nothing there."""
+    upper = torch.fft.fftfreq(x.shape[-2]).abs() >= 1 / 4
+    was, now = (torch.fft.fft(images, dim=-2)[..., upper, :] for images in (x, made))
     return float((was.conj() * now).real.sum() / was.abs().square().sum())
 
 
@@ -118,7 +119,7 @@ def kids(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, float]:
 def moved(before: Tensor, after: Tensor) -> float:
     """KID between features (N, F) of the same images before and after a change, from pairs of different images alone.
 
-    Both sets are as far from the truth by chance, so that unlike a difference of two KIDs it tells small changes.
+    Chance moves both sets alike and cancels, so that unlike a difference of two KIDs it tells small changes.
     """
     n, size = before.shape
 
@@ -145,6 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{options.pipeline} holds a model of plain images, without maps.")
     with open_store(options.images) as store:
         x = torch.as_tensor(store["test"][: options.n])
+    if options.kid and len(x) < 2:
+        parser.error("KID needs at least two images.")
     if options.draw < 0:
         parser.error(f"--draw {options.draw} is no number of samples.")
     if not 0 < 2 * options.width < min(x.shape[-2:]):
@@ -152,8 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = torch.from_numpy(map_images(nn.Sequential(pipe.g, pipe.f).eval(), x, x.device, "f∘g"))
     found = figures(x, made, pipe.constraint, options.width)
     if options.kid:
-        for name, value in kids(x, made, pipe.constraint, options.width).items():
-            found[name]["kid"] = value
+        for name, apart in kids(x, made, pipe.constraint, options.width).items():
+            found[name]["kid"] = apart
     if options.draw:
         samples, _ = pipe.mirrored.sample_pairs(options.draw, sampler=pipe.sampler(STEPS), generator=SEED)
         for name, each in residuals(samples, pipe.constraint, options.width).items():

@@ -208,6 +208,12 @@ def write(cells: Mapping[str, CellOutcome], command: str, results: Path, *, keep
     return all(line.met is not False for lines in judged.values() for line in lines if not line.stretch)
 
 
+def _without_folder(argument: str) -> str:
+    """An argument for the record: of an absolute path the name alone, since the folder is this machine's."""
+    option, equals, value = argument.rpartition("=")
+    return f"{option}{equals}{Path(value).name}" if Path(value).is_absolute() else argument
+
+
 def main(arguments: Sequence[str] | None = None, settings: Settings | None = None) -> int:
     """Run what is missing and, if that is all of it, write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -242,10 +248,7 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
         ):
             print(f"stopped after {options.until}: without an evaluation of every seed nothing is written.")
             return 0
-        command = shlex.join(["python", "benchmarks/full_size.py", *given])
-        for path in (options.inception, options.out, options.results):  # no folder of this machine
-            if path and path.is_absolute():
-                command = command.replace(str(path), path.name)
+        command = shlex.join(["python", "benchmarks/full_size.py", *map(_without_folder, given)])
         results = options.results or Path("results") / options.experiment
         return 0 if write(cells, command, results, keep=options.keep) else 1
     except NammError as error:

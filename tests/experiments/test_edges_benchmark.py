@@ -5,6 +5,7 @@ import runpy
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,15 +73,16 @@ def test_what_is_smooth_is_told_from_what_is_rough(script):
 def test_what_is_left_of_fine_detail(script):
     """Waves of 32 rows: of the seventh nothing counts, of the eighth and those above it what is left in each part."""
     rows = torch.arange(32.0)
-    waves = {k: torch.cos(2 * torch.pi * k * rows / 32)[:, None].expand(2, 1, 32, 32) for k in (7, 8, 14)}
-    x = waves[7] + 2 * waves[8] + waves[14]
+    waves = {k: torch.cos(2 * torch.pi * k * rows / 32)[:, None].expand(2, 1, 32, 32) for k in (7, 8, 14, 16)}
+    x = waves[7] + 2 * waves[8] + waves[14] + waves[16]  # mean squares 1/2, 2, 1/2 and, of the shortest wave, 1
     made = 3 * waves[7] + 2 * waves[8] + 0.5 * waves[14]
     made[..., -4:] = waves[7][..., -4:]
     found = script["figures"](x, made, Burgers(), 4)
-    assert found["columns between"]["fine"] == pytest.approx((4 + 0.5) / 5, rel=1e-5)
+    assert found["columns between"]["fine"] == pytest.approx((2 + 0.25) / 3.5, rel=1e-5)
     assert found["columns 28 to 31"]["fine"] == pytest.approx(0, abs=1e-5)
-    assert found["everything"]["fine"] == pytest.approx(28 / 32 * 0.9, rel=1e-5)
+    assert found["everything"]["fine"] == pytest.approx(28 / 32 * 2.25 / 3.5, rel=1e-5)
     assert "fine" not in found["rows between"]
+    assert "fine" not in script["figures"](torch.zeros(2, 1, 32, 32), x, Burgers(), 4)["everything"]
 
 
 def test_the_parts_cover_the_image_once_each_way(script):
@@ -107,6 +109,17 @@ def test_kid_is_of_the_part_that_is_wrong(script, monkeypatch):
     found = kids(x, made, Burgers(), 2)
     assert found["columns 0 to 1"] == found["everything"] > 1e-3
     assert found["columns between"] == found["columns 6 to 7"] == 0
+
+
+def test_kid_of_a_change_leaves_out_pairs_of_the_same_image(script):
+    """Against the kernel of KID, pair by pair."""
+    before, after = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def mean(a, b):
+        return np.mean([(float(a[i] @ b[j]) / 3 + 1) ** 3 for i in range(5) for j in range(5) if i != j])
+
+    expected = mean(before, before) + mean(after, after) - mean(before, after) - mean(after, before)
+    assert script["moved"](before, after) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e-3, 0.3, 1.0])
@@ -146,6 +159,7 @@ def test_what_cannot_be_measured_is_told(script, whole_run, tmp_path, capsys):
         ("dm", [], "without maps"),
         ("mdm", ["--width", "100"], "nothing between"),
         ("mdm", ["--draw", "-1"], "no number of samples"),
+        ("mdm", ["--n", "1", "--kid"], "two images"),
     ):
         with pytest.raises(SystemExit):
             script["main"]([str(tmp_path / model), images, *options])

@@ -23,8 +23,8 @@ from namm.experiments.paper.inception_distance import table5
 from namm.experiments.paper.items import ITEMS
 from namm.experiments.paper.make import make
 from namm.experiments.paper.reported import TABLE2
-from namm.experiments.paper.wanted import base_cells, grid_weights, sweep_cells
-from namm.experiments.presets import EXPERIMENTS, preset
+from namm.experiments.paper.wanted import WEIGHTS, base_cells, cross_cells, grid_weights, sweep_cells
+from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
 from namm.experiments.share import share
 from namm.files import owned
 from namm.maps import MirrorMap
@@ -425,6 +425,15 @@ def test_fig6_shows_mirror_images_and_distances_along_either_setting(swept, made
     assert row(out, "fig6", **{"λ_constr": 5, "σ_max": 0.5})["mean |g(x)|"]["mean"] == pytest.approx(
         float(y.abs().mean())
     )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != "count"])
+def test_fig6_has_both_lines_in_every_preset(experiment, name):
+    """Also where the preset has a σ_max of its own, which the sweep has not."""
+    cells = cross_cells(lambda each: preset(each, name), [experiment], [0])
+    assert len(cells) == 5
+    assert len({cell.preset.settings.map.weights.constraint for cell in cells}) == len(WEIGHTS)
 
 
 def test_the_sweep_of_the_papers_preset_is_the_papers():

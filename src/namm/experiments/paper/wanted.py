@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from namm.experiments.cells import Cell
-from namm.experiments.presets import Preset
+from namm.experiments.presets import Preset, preset
 from namm.experiments.settings import BaselineSettings, FinetuneSettings, ModelSettings, SamplesSettings, with_seed
 
 SIGMAS = (0.001, 0.1, 0.5)
@@ -56,12 +56,11 @@ def sweep_cells(base: Base, experiments: Sequence[str], seeds: Sequence[int]) ->
 
 
 def cross_cells(base: Base, experiments: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-    """Those of the sweep in which one of the two is the experiment's own."""
+    """Those of the sweep in which one of the two is what the paper chose for the experiment."""
     return [
         cell
         for cell in sweep_cells(base, experiments, seeds)
-        if has_own_sigma(cell.preset, base(cell.preset.experiment))
-        or has_own_weight(cell.preset, base(cell.preset.experiment))
+        if has_chosen_sigma(cell.preset) or has_own_weight(cell.preset, base(cell.preset.experiment))
     ]
 
 
@@ -71,9 +70,9 @@ def grid_weights(preset: Preset) -> tuple[float, ...]:
     return tuple(float(f"{scale * weight:.6g}") for weight in WEIGHTS)
 
 
-def has_own_sigma(cell: Preset, base: Preset) -> bool:
-    """Whether the cell has the experiment's own σ_max."""
-    return cell.settings.map.sigma_max == base.settings.map.sigma_max
+def has_chosen_sigma(cell: Preset) -> bool:
+    """Whether the cell has the σ_max that the paper chose, which need not be that of the preset."""
+    return cell.settings.map.sigma_max == preset(cell.experiment, "paper").settings.map.sigma_max
 
 
 def has_own_weight(cell: Preset, base: Preset) -> bool:
