@@ -93,20 +93,23 @@ def test_the_parts_cover_the_image_once_each_way(script):
     assert (seen[False] == 1).all()
 
 
-def test_kid_is_of_the_part_that_is_wrong(script, monkeypatch):
-    """With brightness as the only feature."""
+@pytest.fixture
+def brightness(script, monkeypatch):
+    """The only feature that KID sees."""
 
     class Brightness(torch.nn.Module):
         def forward(self, pictures):
             return pictures.mean((1, 2, 3))[:, None].expand(-1, 8)
 
-    kids = script["kids"]
-    names = kids.__globals__
+    names = script["kids"].__globals__
     monkeypatch.setitem(names, "Extractor", partial(names["Extractor"], network=Brightness()))
+
+
+def test_kid_is_of_the_part_that_is_wrong(script, brightness):
     x = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0)) / 2
     made = x.clone()
     made[..., :2] += 0.5
-    found = kids(x, made, Burgers(), 2)
+    found = script["kids"](x, made, Burgers(), 2)
     assert found["columns 0 to 1"] == found["everything"] > 1e-3
     assert found["columns between"] == found["columns 6 to 7"] == 0
 
@@ -131,7 +134,7 @@ def test_kid_of_a_change_is_that_of_its_moments(script, shift):
     assert script["moved"](before, before + shift) == pytest.approx(exact, rel=0.02, abs=1e-12)
 
 
-def test_a_run_through_the_command(script, whole_run, tmp_path, capsys):
+def test_a_run_through_the_command(script, brightness, whole_run, tmp_path, capsys):
     pipeline, file = tmp_path / "pipeline", tmp_path / "edges.json"
     assert namm(["export", str(whole_run), "-o", str(pipeline)]) == 0
     images = whole_run / "data" / "images.h5"
@@ -141,7 +144,8 @@ def test_a_run_through_the_command(script, whole_run, tmp_path, capsys):
     with open_store(images) as store, torch.no_grad():
         x = torch.as_tensor(store["test"][:4])
         mirror = Trained.load(whole_run).mirror("finetune")
-        error = (mirror.f(mirror.g(x)) - x).square().mean().sqrt()
+        made = mirror.f(mirror.g(x))
+        error = (made - x).square().mean().sqrt()
     found = json.loads(file.read_text())
     assert found["images"] == 4
     assert found["parts"]["everything"]["error"] == pytest.approx(float(error), rel=1e-3)
@@ -149,6 +153,11 @@ def test_a_run_through_the_command(script, whole_run, tmp_path, capsys):
     samples = NAMMPipeline.from_pretrained(pipeline)(3, num_inference_steps=50, generator=0)
     assert found["parts"]["everything"]["samples"] == pytest.approx(float(samples.distances.mean()), rel=1e-3)
     assert 0 < found["parts"]["columns between"]["smooth_samples"] < 1
+    assert script["main"]([str(pipeline), str(images), *options[:4], "--kid", "--json", str(file)]) == 0
+    before, after = (each.clamp(0, 1).mean((1, 2, 3))[:, None].expand(-1, 8).double() for each in (x, made))
+    kid = json.loads(file.read_text())["parts"]["everything"]["kid"]
+    assert kid == pytest.approx(script["moved"](before, after), rel=1e-2, abs=1e-9)
+    assert kid != 0
 
 
 def test_what_cannot_be_measured_is_told(script, whole_run, tmp_path, capsys):

@@ -428,7 +428,7 @@ def test_fig6_shows_mirror_images_and_distances_along_either_setting(swept, made
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != "count"])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_fig6_has_both_lines_in_every_preset(experiment, name):
     """Also where the preset has a σ_max of its own, which the sweep has not."""
     cells = cross_cells(lambda each: preset(each, name), [experiment], [0])
