@@ -6,6 +6,7 @@ from typing import Any
 
 from against_baseline import LABELS
 from namm.experiments.paper.shown import NOT_THE_PAPERS, Table, Value
+from namm.experiments.stages import STAGES
 
 Found = dict[str, Any]
 SECONDS = 480
@@ -52,7 +53,7 @@ def judge(found: Found) -> list[Line]:
             "< 0",
             gain,
             None if gain is None else gain < 0,
-            "" if gain is None else f"{gain:.5f}",
+            "" if gain is None else f"{1e4 * gain:.2f} · 10⁻⁴",
         ),
         Line("√MMD² of MDM + f finetuned / DM's", "≤ 1.25", mmd, mmd <= 1.25, f"{mmd:.3f}"),
         Line("total variation / data's", "≥ 0.85", variation, variation >= 0.85, f"{variation:.3f}"),
@@ -107,8 +108,8 @@ def page(report: Found, judged: Mapping[str, Sequence[Line]]) -> str:
     if any(found["dm_along"] for found in seeds.values()):
         parts += ["The baseline half-way through its training and at its end:", along_of(seeds)]
     parts += ["## Acceptance", acceptance(judged)]
-    if "over_seeds" in report:
-        over = [[name, *each.values()] for name, each in report["over_seeds"].items()]
+    if len(seeds) > 1:
+        over = [[name, *each.values()] for name, each in spread(judged, seeds).items()]
         formats = {"over seeds": "", "min": ".4g", "mean": ".4g", "max": ".4g"}
         parts.append(Table(formats, over).markdown())
     return "\n\n".join([about, *parts]) + "\n"
@@ -116,19 +117,19 @@ def page(report: Found, judged: Mapping[str, Sequence[Line]]) -> str:
 
 def quality(report: Found) -> str:
     """A row for each way to a sample, and the paper's."""
-    formats = {"seed": "", "row": "", "mean ℓ": ".3g", "CD": ".3g", "√MMD²": ".4f", "KID": ".5f", "FID": ".4g"}
+    formats = {"seed": "", "row": "", "mean ℓ": ".3g", "CD": ".3g", "√MMD²": ".4f", "KID · 10⁴": ".2f", "FID": ".4g"}
     formats |= {"total variation": ".3f", "spread": ".3f"}
     rows: list[list[Value]] = []
     for seed, found in report["seeds"].items():
         for name, label in LABELS.items():
             if row := found["rows"].get(name):
                 mmd = "{:.4f} ± {:.4f}".format(*row["mmd"])
-                kid = "{:.5f} ± {:.5f}".format(*row["kid"]) if row["kid"] else None
+                kid = "{:.2f} ± {:.2f}".format(*(1e4 * each for each in row["kid"])) if row["kid"] else None
                 rest = (row["fid"], row["total_variation"], row["spread"])
                 rows.append([seed, label, row["distance"], row["cd"], mmd, kid, *rest])
     for name, label in LABELS.items():
         if row := report["paper"].get(name):
-            rows.append(["paper", label, None, row["cd"], row["mmd"], row["kid"], row["fid"], None, None])
+            rows.append(["paper", label, None, row["cd"], row["mmd"], 1e4 * row["kid"], row["fid"], None, None])
     return Table(formats, rows).markdown()
 
 
@@ -136,7 +137,8 @@ def costs_of(seeds: Mapping[str, Found]) -> str:
     """What every stage cost, and all that the baseline is equal to."""
     rows: list[list[Value]] = []
     for seed, found in seeds.items():
-        for name, each in found["stages"].items():
+        for name in (stage for stage in STAGES if stage in found["stages"]):  # read back, they are in another order
+            each = found["stages"][name]
             if name == "dm":
                 rows.append([seed, "ours together", None, None, found["compute_seconds_ours"], None])
             rows.append([seed, name, each["steps"], each["images"], each["compute_seconds"], each["images_per_second"]])
@@ -150,7 +152,8 @@ def along_of(seeds: Mapping[str, Found]) -> str:
     rows = [
         [seed, f"DM, {name} budget", *(point[figure] for figure in figures)]
         for seed, found in seeds.items()
-        for name, point in found["dm_along"].items()
+        for name in ("half", "full")
+        if (point := found["dm_along"].get(name))
     ]
     formats = {"seed": "", "": "", "steps": "d", "compute seconds": ".2f", "samples": "d", "mean ℓ": ".3g", "CD": ".3g"}
     return Table(formats, rows).markdown()

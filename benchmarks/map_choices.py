@@ -5,7 +5,7 @@
 
 A choice is `as-is`, or says what to change in the preset of Burgers' equation, joined by commas:
 
-    as-is    batch=32,rate=1e-3    filters=32,blocks=9,normalisation=instance    weight=10,sigma=0.05
+    as-is    batch=32,rate=1e-3    filters=32,blocks=9,normalisation=instance    g-layers=2,weight=10,sigma=0.05
 
 Every choice gets the same minutes on the clock, compilation aside, or the same steps, and is measured on the same
 validation images:
@@ -58,6 +58,8 @@ AS_IS, TUNE = "as-is", "tune-"
 PLACES: dict[str, tuple[str, type]] = {
     "batch": ("map.train.batch_size", int),
     "rate": ("map.train.learning_rate", float),
+    "g-layers": ("map.g.layers", int),
+    "g-filters": ("map.g.filters", int),
     "filters": ("map.f.filters", int),
     "blocks": ("map.f.blocks", int),
     "downsamplings": ("map.f.downsamplings", int),
@@ -179,7 +181,7 @@ def unlike(settings: Settings, choices: Sequence[str]) -> list[str]:
     kinds = {}
     for choice in reversed(choices):
         own = changed(settings, choice).map
-        kinds[own.f, own.train.batch_size] = choice
+        kinds[own.g, own.f, own.train.batch_size] = choice
     return list(kinds.values())[::-1]
 
 

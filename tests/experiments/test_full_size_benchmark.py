@@ -111,7 +111,7 @@ def test_the_tables_are_those_of_the_figures(written):
         together = numbers(table(text, seed, "ours together"))
         assert together == [pytest.approx(found["compute_seconds_ours"], abs=6e-3)]
         assert numbers(table(text, seed, "DM, full budget"))[0] == found["stages"]["dm"]["steps"]
-    assert numbers(table(text, "paper", "MDM + f finetuned")) == [0.04, 0.1291, 0.0022, 2.04]
+    assert numbers(table(text, "paper", "MDM + f finetuned")) == [0.04, 0.1291, 22, 2.04]
     variations = [found["rows"]["finetuned"]["total_variation"] for found in report["seeds"].values()]
     ends = [min(variations), sum(variations) / 2, max(variations)]
     assert report["over_seeds"]["total variation / data's"] == {
@@ -119,6 +119,23 @@ def test_the_tables_are_those_of_the_figures(written):
     }
     assert numbers(table(text, "total variation / data's", "≥ 0.85")) == pytest.approx(variations, abs=6e-4)
     assert table(text, "KID of MDM + f finetuned − DM's") == ["< 0", "not computed", "not computed"]
+
+
+def test_the_tables_can_be_made_again_from_the_file(written, benchmark):
+    _, _, report, text, _ = written
+    judged = {seed: benchmark["judge"](found) for seed, found in report["seeds"].items()}
+    assert benchmark["page"](report, judged) == text
+
+
+def test_kid_is_shown_in_ten_thousandths(written, benchmark):
+    """Of the tiny runs it is not computed: as if it had been."""
+    report = deepcopy(written[2])
+    for found in report["seeds"].values():
+        found["rows"]["finetuned"]["kid"], found["rows"]["dm"]["kid"] = [2.5e-4, 1e-5], [3e-4, 2e-5]
+    judged = {seed: benchmark["judge"](found) for seed, found in report["seeds"].items()}
+    text = benchmark["page"](report, judged)
+    assert "2.50 ± 0.10" in table(text, "1", "MDM + f finetuned")
+    assert table(text, "KID of MDM + f finetuned − DM's", "< 0") == ["-0.50 · 10⁻⁴, met"] * 2
 
 
 def test_the_exit_code_is_that_of_what_is_judged(written):
@@ -216,7 +233,7 @@ def test_kid_where_there_are_weights_and_without_them(written, call, capsys, mon
     rows = report["seeds"]["0"]["rows"]
     line = table((results / "tables.md").read_text(), "KID of MDM + f finetuned − DM's", "< 0")
     gain = rows["finetuned"]["kid"][0] - rows["dm"]["kid"][0]
-    assert numbers(line) == [pytest.approx(gain, abs=6e-6)]
+    assert numbers(line) == [pytest.approx(1e4 * gain, abs=6e-3), 10]  # the second is the unit's
     assert line[0].endswith("met" if gain < 0 else "short")
     assert rows["dm"]["fid"] > 0
 

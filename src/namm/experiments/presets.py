@@ -226,14 +226,15 @@ def _gpu_burgers(s: Settings) -> Settings:
     machine, or another, learns as much. What each choice was compared with: docs/full_size.md.
     """
     f = replace(s.map.f, filters=32, boundary="cylinder")
-    maps = replace(s.map.train, budget="7000 steps", batch_size=32, learning_rate=3e-4)
-    tuning = replace(maps, budget="12000 steps", learning_rate=2e-4, milestones=s.finetune.train.milestones)
-    weights = replace(s.finetune.weights, constraint=50 * _reported("burgers").weight)
+    maps = replace(s.map.train, budget="6000 steps", batch_size=32, learning_rate=3e-4)
+    tuning = replace(maps, budget="10000 steps", learning_rate=2e-4, milestones=s.finetune.train.milestones)
+    weights = replace(s.finetune.weights, constraint=20 * _reported("burgers").weight)
     return replace(
         s,
-        map=replace(s.map, f=f, sigma_max=0.03, train=maps),
-        mdm=replace(s.mdm, train=replace(s.mdm.train, budget="16500 steps")),
-        finetune=FinetuneSettings(0.0075, weights, tuning),
+        map=replace(s.map, g=ForwardSettings(layers=2, filters=16), f=f, sigma_max=0.02, train=maps),
+        mdm=replace(s.mdm, train=replace(s.mdm.train, budget="6500 steps")),
+        samples=replace(s.samples, n=6400),
+        finetune=FinetuneSettings(0.005, weights, tuning),
         evaluate=replace(s.evaluate, n=10_000, n_fid=10_000, sampler=replace(s.evaluate.sampler, steps=50)),
     )
 
