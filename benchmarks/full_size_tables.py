@@ -109,7 +109,7 @@ def page(report: Found, judged: Mapping[str, Sequence[Line]]) -> str:
         parts += ["The baseline half-way through its training and at its end:", along_of(seeds)]
     parts += ["## Acceptance", acceptance(judged)]
     if len(seeds) > 1:
-        over = [[name, *each.values()] for name, each in spread(judged, seeds).items()]
+        over: list[list[Value]] = [[name, *each.values()] for name, each in spread(judged, seeds).items()]
         formats = {"over seeds": "", "min": ".4g", "mean": ".4g", "max": ".4g"}
         parts.append(Table(formats, over).markdown())
     return "\n\n".join([about, *parts]) + "\n"
