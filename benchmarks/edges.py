@@ -103,17 +103,18 @@ def smooth(part: Tensor) -> float:
 
 def kids(x: Tensor, made: Tensor, rule: Constraint, k: int) -> dict[str, float]:
     """KID between x and x with one part of it replaced."""
-    extractor = Extractor(picture_for(rule))
-
-    def features(images: Tensor) -> Tensor:
-        return torch.cat(list(extractor.chunks(images))).double()
-
-    before, found = features(x), {}
+    extractor, found = Extractor(picture_for(rule)), {}
+    before = features(extractor, x)
     for name, (rows, columns) in parts(x.shape[-2], x.shape[-1], k).items():
         mixed = x.clone()
         mixed[..., rows, columns] = made[..., rows, columns]
-        found[name] = moved(before, features(mixed))
+        found[name] = moved(before, features(extractor, mixed))
     return found
+
+
+def features(extractor: Extractor, images: Tensor) -> Tensor:
+    """(N, F) in float64."""
+    return torch.cat(list(extractor.chunks(images))).double()
 
 
 def moved(before: Tensor, after: Tensor) -> float:

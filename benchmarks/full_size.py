@@ -197,7 +197,7 @@ def write(cells: Mapping[str, CellOutcome], command: str, results: Path, *, keep
     }
     if len(seeds) > 1:
         report["over_seeds"] = spread(judged, seeds)
-    tables = page(report, judged)
+    tables = page(report)
     write_json(results / "metrics.json", report)
     write_atomically(results / "tables.md", tables)
     draw(list(cells.values()), first, results)

@@ -11,6 +11,8 @@ from namm.experiments.stages import STAGES
 Found = dict[str, Any]
 SECONDS = 480
 """Compute of map, mdm, samples and finetune together."""
+ENDS = ("min", "mean", "max")
+"""What is told of figures over seeds."""
 
 
 # What is asked
@@ -78,7 +80,7 @@ def spread(judged: Mapping[str, Sequence[Line]], seeds: Mapping[str, Found]) -> 
         if not lines[0].stretch:
             values[lines[0].name] = [line.figure for line in lines if line.figure is not None]
     return {
-        name: {"min": min(each), "mean": sum(each) / len(each), "max": max(each)}
+        name: dict(zip(ENDS, (min(each), sum(each) / len(each), max(each)), strict=True))
         for name, each in values.items()
         if each
     }
@@ -91,9 +93,10 @@ def _percent(value: float) -> str:
 # Tables
 
 
-def page(report: Found, judged: Mapping[str, Sequence[Line]]) -> str:
+def page(report: Found) -> str:
     """The tables as Markdown, with what they are of."""
     seeds = report["seeds"]
+    judged = {seed: judge(found) for seed, found in seeds.items()}
     first = next(iter(seeds.values()))
     changed = ", ".join(f"{name} {after}" for name, _, after in first["changed"] if not name.endswith("seed"))
     about = (
@@ -109,9 +112,7 @@ def page(report: Found, judged: Mapping[str, Sequence[Line]]) -> str:
         parts += ["The baseline half-way through its training and at its end:", along_of(seeds)]
     parts += ["## Acceptance", acceptance(judged)]
     if len(seeds) > 1:
-        over: list[list[Value]] = [[name, *each.values()] for name, each in spread(judged, seeds).items()]
-        formats = {"over seeds": "", "min": ".4g", "mean": ".4g", "max": ".4g"}
-        parts.append(Table(formats, over).markdown())
+        parts.append(over_seeds(spread(judged, seeds)))
     return "\n\n".join([about, *parts]) + "\n"
 
 
@@ -157,6 +158,15 @@ def along_of(seeds: Mapping[str, Found]) -> str:
     ]
     formats = {"seed": "", "": "", "steps": "d", "compute seconds": ".2f", "samples": "d", "mean ℓ": ".3g", "CD": ".3g"}
     return Table(formats, rows).markdown()
+
+
+def over_seeds(figures: Mapping[str, Mapping[str, float]]) -> str:
+    """A row for each figure with its range; of KID in ten-thousandths."""
+    rows: list[list[Value]] = []
+    for name, each in figures.items():
+        unit, scale = (" · 10⁴", 1e4) if name.startswith("KID") else ("", 1.0)
+        rows.append([name + unit, *(scale * each[end] for end in ENDS)])
+    return Table({"over seeds": "", **dict.fromkeys(ENDS, ".4g")}, rows).markdown()
 
 
 def acceptance(judged: Mapping[str, Sequence[Line]]) -> str:

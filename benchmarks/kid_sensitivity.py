@@ -24,10 +24,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from edges import moved
+from edges import features, moved
 from map_choices import smooth
 from namm.constraints import Burgers
 from namm.datasets import burgers_trajectories
@@ -35,8 +36,8 @@ from namm.evaluation import Extractor, picture_for
 from namm.files import write_json
 from namm.numerics import generator
 
-SMOOTH, NOISE = (0.001, 0.002, 0.003, 0.004), (0.0005, 0.001, 0.002)
-"""Errors by their rms."""
+ERRORS = {"smooth": (0.001, 0.002, 0.003, 0.004), "noise": (0.0005, 0.001, 0.002)}
+"""Errors that break the rule, by their rms."""
 SEED = 0
 
 
@@ -52,8 +53,10 @@ def changes(x: Tensor, rule: Burgers) -> dict[str, Callable[[], Tensor]]:
         return solved(torch.fft.irfft(torch.where(upper, factor * waves, waves), n=x.shape[-2]))
 
     def with_start(rms: float) -> Tensor:
-        noise = torch.randn(x.shape[:-1], generator=generator(SEED, "start"))
-        return solved(x[..., 0] + rms * noise)
+        return solved(x[..., 0] + rms * torch.randn(x.shape[:-1], generator=generator(SEED, "start")))
+
+    def with_contrast(factor: float) -> Tensor:
+        return x.mean() + factor * (x - x.mean())
 
     def with_smooth(rms: float) -> Tensor:
         return x + rms * smooth(x.shape, generator(SEED, "smooth"))
@@ -61,28 +64,21 @@ def changes(x: Tensor, rule: Burgers) -> dict[str, Callable[[], Tensor]]:
     def with_noise(rms: float) -> Tensor:
         return x + rms * torch.randn(x.shape, generator=generator(SEED, "noise"))
 
-    mean = x.mean()
     return {
         **{f"fine × {a}": partial(with_fine, a) for a in (0.9, 1.1)},
         "start + 0.002": partial(with_start, 0.002),
-        "contrast × 1.003": partial(torch.lerp, mean, x, 1.003),
-        **{_smooth(e): partial(with_smooth, e) for e in SMOOTH},
-        **{_noise(e): partial(with_noise, e) for e in NOISE},
+        "contrast × 1.003": partial(with_contrast, 1.003),
+        **{f"smooth {e:g}": partial(with_smooth, e) for e in ERRORS["smooth"]},
+        **{f"noise {e:g}": partial(with_noise, e) for e in ERRORS["noise"]},
     }
 
 
-def _smooth(rms: float) -> str:
-    return f"smooth {rms:g}"
-
-
-def _noise(rms: float) -> str:
-    return f"noise {rms:g}"
-
-
-def growth(found: Mapping[str, float], errors: Sequence[float], name: Callable[[float], str]) -> float:
-    """p of KID ∝ eᵖ between the two largest errors; NaN where chance makes one of them negative."""
-    (small, before), (large, after) = ((e, found[name(e)]) for e in errors[-2:])
-    return math.log(after / before) / math.log(large / small) if min(before, after) > 0 else math.nan
+def growth(found: Mapping[float, float]) -> float:
+    """p of KID ∝ eᵖ between the two largest e; NaN where chance makes one of their KIDs negative."""
+    small, large = sorted(found)[-2:]
+    if min(found[small], found[large]) <= 0:
+        return math.nan
+    return math.log(found[large] / found[small]) / math.log(large / small)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,21 +91,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("KID needs at least two images.")
     x, rule = burgers_trajectories(options.n, split="test", seed=SEED), Burgers()
     extractor = Extractor(picture_for(rule))
-
-    def features(images: Tensor) -> Tensor:
-        return torch.cat(list(extractor.chunks(images))).double()
-
-    before, distances, kids = features(x), {}, {}
-    table = Table("change", "mean ℓ", "KID · 10⁴")
-    for name, change in changes(x, rule).items():
+    before, distances, kids = features(extractor, x), {}, {}
+    for name, change in track(changes(x, rule).items(), "changes"):
         made = change()
-        distances[name], kids[name] = float(rule(made).mean()), moved(before, features(made))
-        table.add_row(name, f"{distances[name]:.2e}", f"{1e4 * kids[name]:.3f}")
-        print(name, distances[name], kids[name], flush=True)
+        distances[name], kids[name] = float(rule(made).mean()), moved(before, features(extractor, made))
+    table = Table("change", "mean ℓ", "KID · 10⁴")
+    for name, kid in kids.items():
+        table.add_row(name, f"{distances[name]:.2e}", f"{1e4 * kid:.3f}")
+    powers = {kind: growth({e: kids[f"{kind} {e:g}"] for e in errors}) for kind, errors in ERRORS.items()}
     console = Console(width=120)
     console.print(table)
-    powers = {"smooth": growth(kids, SMOOTH, _smooth), "noise": growth(kids, NOISE, _noise)}
-    console.print(", ".join(f"KID of {name} errors grows as their power {p:.1f}" for name, p in powers.items()))
+    for kind, power in powers.items():
+        console.print(f"{kind}: KID grows as the power {power:.1f} of the error")
     if options.json:
         write_json(options.json, {"images": options.n, "distance": distances, "kid": kids, "power": powers})
     return 0

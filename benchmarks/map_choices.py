@@ -64,6 +64,7 @@ PLACES: dict[str, tuple[str, type]] = {
     "blocks": ("map.f.blocks", int),
     "downsamplings": ("map.f.downsamplings", int),
     "boundary": ("map.f.boundary", str),
+    "activation": ("map.f.activation", str),
     "normalisation": ("map.f.normalisation", str),
     "weight": ("map.weights.constraint", float),
     "sigma": ("map.sigma_max", float),
@@ -190,6 +191,7 @@ def show(rows: Sequence[Row]) -> None:
     distances = (*(f"ℓ at σ = {sigma:g}" for sigma in NOISE), "as of samples")
     columns = ("choice", "steps", "images", "s", *distances, "cycle error", "first columns", "total variation")
     table = Table(*columns)
+    table.columns[0].overflow = "fold"
     for row in rows:
         costs = (str(row.steps), f"{row.images:,}", f"{row.seconds:.1f}")
         told = [f"{distance:.3e}" for distance in (*row.distances, row.of_samples)]

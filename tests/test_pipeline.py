@@ -184,7 +184,7 @@ def test_the_card_says_which_rule_and_how_to_load(folder):
     assert card.startswith("---\nlibrary_name: namm\n")
     assert "`TotalFlux(total=3.0) + 0.5 * Periodic(tiles=(2, 2))`" in card
     assert 'NAMMPipeline.from_pretrained("path/to/this/folder")' in card
-    assert "g is a ICNN of 1,096 numbers" in card
+    assert "g, ICNN of 1,096 numbers" in card
 
 
 def flip_a_byte(path):

@@ -201,7 +201,7 @@ class NAMMPipeline(DiffusionPipeline):
     def model_card(self) -> str:
         """README.md for the folder."""
         parts = [
-            f"{name} is a {type(part).__name__} of {sum(weight.numel() for weight in part.parameters()):,} numbers"
+            f"{name}, {type(part).__name__} of {sum(weight.numel() for weight in part.parameters()):,} numbers"
             for name, part in self.components.items()
             if isinstance(part, nn.Module)
         ]

@@ -27,7 +27,10 @@ def script():
 def test_a_choice_changes_what_it_says_and_nothing_else(script):
     base = preset("burgers", "gpu").settings
     assert script["changed"](base, "as-is") == base
-    choice = "batch=32,rate=1e-3,filters=32,blocks=9,boundary=zeros,weight=10,sigma=0.05,tune-sigma=0.01,tune-weight=7"
+    choice = (
+        "batch=32,rate=1e-3,g-layers=1,g-filters=8,filters=32,blocks=9,boundary=zeros,activation=tanh,weight=10,"
+        "sigma=0.05,tune-sigma=0.01,tune-weight=7"
+    )
     own, tuning = base.map, base.finetune
     assert script["changed"](base, choice) == replace(
         base,
@@ -35,13 +38,20 @@ def test_a_choice_changes_what_it_says_and_nothing_else(script):
             own,
             sigma_max=0.05,
             weights=replace(own.weights, constraint=10.0),
-            f=replace(own.f, filters=32, blocks=9, boundary="zeros"),
+            g=replace(own.g, layers=1, filters=8),
+            f=replace(own.f, filters=32, blocks=9, boundary="zeros", activation="tanh"),
             train=replace(own.train, batch_size=32, learning_rate=1e-3),
         ),
         finetune=replace(tuning, sigma_max=0.01, weights=replace(tuning.weights, constraint=7.0)),
     )
     assert script["map_of"]("tune-sigma=0.01,sigma=0.05,tune-weight=7") == "sigma=0.05"
     assert script["map_of"]("tune-sigma=0.01") == "as-is"
+
+
+def test_choices_with_networks_of_their_own_are_compiled_apart(script):
+    base = preset("burgers", "gpu").settings
+    choices = ["as-is", "g-layers=1", "rate=1e-3", "activation=tanh", "tune-rate=1e-4"]
+    assert set(script["unlike"](base, choices)) == {"as-is", "g-layers=1", "activation=tanh"}
 
 
 @pytest.mark.parametrize("choice", ["batch", "depth=3", "batch=32;rate=1"])

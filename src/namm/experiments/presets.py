@@ -5,8 +5,8 @@ published results used (cycle terms 0.5 each, the gradient regulariser, 64 filte
 
 `gpu` (minutes on one modern GPU) and `demo` (minutes on two CPU cores) are ours. They are first choices, taken from
 small trials: λ five times the paper's, f without instance norm, with a skip and without dropout, a cosine rate,
-v-prediction. The demos of `periodic` (its map) and `burgers` (the whole run, `benchmarks/against_baseline.py`) have
-been measured as they stand here, the others have not.
+v-prediction. The demos of `periodic` (its map) and `burgers` (the whole run, `benchmarks/against_baseline.py`) and
+`gpu` of `burgers` (the whole run, RESULTS.md) have been measured as they stand here, the others have not.
 
 Milestones are as many as have one half-way through the training.
 
@@ -218,7 +218,7 @@ def _gpu(experiment: str) -> Settings:
 
 
 def _gpu_burgers(s: Settings) -> Settings:
-    """About three minutes of an H200 for either side, most of them the model's; a map of many small steps.
+    """About three minutes of an H200's compute for either side, most of them the model's; a map of many small steps.
 
     Half the filters of f learn as much in the same time, and bear a larger rate. Space is periodic, time is not: an f
     that wraps both is wrong in the first and last columns. Samples this good need little mending, so there is little
