@@ -81,7 +81,7 @@ def test_the_page_shows_the_assimilations(assimilation, lines):
         shown = [f"{row['chi2']:.3f}", f"{row['error']:.4f}", f"{row['spread']:.4f}", f"{row['coverage']:.2f}"]
         label = name.replace("dps", "DPS").replace("cg", "CG").replace("mirror-", "mirror ")
         assert of(lines, label, short(row["distance"]), *shown) == 1
-    text = "\n".join(lines)
+    text = " ".join(lines)
     for name in ("dps", "cg-dps"):
         assert f"{rows[name]['distance'] / rows['mirror-dps']['distance']:.1f} times better" in text
 
