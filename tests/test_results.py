@@ -14,8 +14,6 @@ from namm.experiments.presets import preset
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "burgers"
-
-
 pytestmark = pytest.mark.skipif(not RESULTS.exists(), reason="no results beside the tests, as in a source distribution")
 
 
@@ -51,9 +49,7 @@ def short(value, digits=2):
 
 
 def test_the_tables_are_of_the_figures(metrics):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        tables = runpy.run_path(str(ROOT / "benchmarks" / "full_size_tables.py"))
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "full_size_tables.py"))
     assert tables["page"](metrics) == (RESULTS / "tables.md").read_text()
 
 
@@ -73,6 +69,15 @@ def test_the_page_shows_the_costs(metrics, lines):
         costs = [found["stages"][name] for found in metrics["seeds"].values()]
         seconds = " | ".join(f"{cost['compute_seconds']:.1f}" for cost in costs)
         assert of(lines, f"{name} |", seconds, ", ".join(f"{cost['images_per_second']:.0f}" for cost in costs)) == 1
+
+
+def test_the_page_shows_what_is_judged(metrics, lines):
+    """Ratios and percentages of both seeds in one line, and that nothing but the stretch is short."""
+    judged = [found["judged"] for found in metrics["seeds"].values()]
+    for each in zip(*judged, strict=True):
+        assert all(line["met"] or line["stretch"] for line in each)
+        if not each[0]["name"].startswith(("10⁴ · KID", "compute")):  # told in other words
+            assert any(" | ".join(line["shown"] for line in each) in line for line in lines)
 
 
 def test_the_page_shows_the_assimilations(assimilation, lines):

@@ -17,9 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kid_sensitivity.py"
 
 @pytest.fixture(scope="module")
 def script():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))
-        return runpy.run_path(str(SCRIPT))
+    return runpy.run_path(str(SCRIPT))
 
 
 def test_changes_are_what_they_are_called(script):
