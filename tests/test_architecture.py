@@ -38,11 +38,6 @@ def test_imports_point_left(path):
     assert not later, f"{home} imports {later}, which come after it"
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_are_short(path):
-    assert len(path.read_text().splitlines()) <= 320
-
-
 def test_public_names_exist():
     assert set(namm.__all__) - {"__version__"} == set(namm._HOMES)
     for name in namm.__all__:
