@@ -42,6 +42,10 @@ class TrainingError(NammError):
     """Training cannot go on: the loss is not finite, or an objective is misused."""
 
 
+class VerdictError(NammError):
+    """A run stops because what it has made so far is not worth going on with."""
+
+
 class MemoryShortage(NammError):
     """The memory of the machine or of its GPU is too small for what was asked."""
 

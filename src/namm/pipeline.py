@@ -27,6 +27,7 @@ import namm.maps.resnet  # noqa: F401
 from namm.constraints.base import Constraint, FunctionConstraint
 from namm.constraints.description import describe, rebuild
 from namm.errors import CheckpointError, NammError, UsageError
+from namm.evaluation.verdict import Verdict
 from namm.files import write_atomically, write_json
 from namm.generative.base import GenerativeModel
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
@@ -59,6 +60,7 @@ class NAMMPipeline(DiffusionPipeline):
         scheduler: Decides the sampler: a `DPMSolverMultistepScheduler` or a `UniPCMultistepScheduler`.
         diffusion: The rest of the model, as `from_parts` writes it.
         constraint: The rule: a `Constraint`, a function ℓ: (B, C, H, W) → (B,), or what `describe` says of a rule.
+        verdict: The judgement on the samples, as `Verdict.as_json` writes it, where they were judged.
     """
 
     _optional_components = ["g", "f"]  # noqa: RUF012
@@ -71,16 +73,26 @@ class NAMMPipeline(DiffusionPipeline):
         scheduler: Any,
         diffusion: dict[str, Any] | None = None,
         constraint: Constraint | dict[str, Any] | None = None,
+        verdict: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(g=g, f=f, network=network, scheduler=scheduler)
         self._constraint = _as_rule(constraint)
-        self.register_to_config(diffusion=dict(diffusion or {}), constraint=describe(self._constraint))
+        self.register_to_config(diffusion=dict(diffusion or {}), constraint=describe(self._constraint), verdict=verdict)
         _ = self.diffusion  # refuses settings that make no model
 
     @classmethod
-    def from_parts(cls, model: Diffusion, mirror: MirrorMap | IdentityMap, constraint: Constraint) -> Self:
-        """A pipeline of a trained model, its maps and the rule. Weights are shared, standardisation is copied."""
+    def from_parts(
+        cls,
+        model: Diffusion,
+        mirror: MirrorMap | IdentityMap,
+        constraint: Constraint,
+        verdict: Verdict | None = None,
+    ) -> Self:
+        """A pipeline of a trained model, its maps, the rule and the verdict on its samples, for its model card.
+
+        Weights are shared, standardisation is copied.
+        """
         if not isinstance(mirror, MirrorMap | IdentityMap):
             raise UsageError(f"the maps must be a MirrorMap or the IdentityMap, not a {type(mirror).__name__}.")
         g, f = (mirror.g, mirror.f) if isinstance(mirror, MirrorMap) else (None, None)
@@ -91,12 +103,18 @@ class NAMMPipeline(DiffusionPipeline):
                 raise UsageError(f"{name} is a {kind}; a pipeline can save a ModelMixin of diffusers, such as NCSNpp.")
         settings, betas = _diffusion_settings(model), model.sde.discrete_betas().tolist()
         scheduler = DPMSolverMultistepScheduler(trained_betas=betas, prediction_type=settings["prediction"])
-        return cls(g, f, network, scheduler, settings, constraint)
+        return cls(g, f, network, scheduler, settings, constraint, None if verdict is None else verdict.as_json())
 
     @property
     def constraint(self) -> Constraint:
         """The rule that `distances` are measured by."""
         return self._constraint
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The judgement on the samples; None where they were not judged."""
+        found = self.config.get("verdict")
+        return None if found is None else Verdict.from_json(found)
 
     @property
     def diffusion(self) -> Diffusion:
@@ -206,7 +224,9 @@ class NAMMPipeline(DiffusionPipeline):
             if isinstance(part, nn.Module)
         ]
         option = ", constraint=rule" if "own" in self.config.constraint else ""
-        return CARD.format(rule=repr(self.constraint), option=option, parts="; ".join(parts), **self.config.diffusion)
+        verdict = "Verdict: not judged." if self.verdict is None else _card_lines(self.verdict)
+        about = {"rule": repr(self.constraint), "option": option, "parts": "; ".join(parts), "verdict": verdict}
+        return CARD.format(**about, **self.config.diffusion)
 
 
 CARD = """---
@@ -218,6 +238,8 @@ tags: [namm, diffusers, unconditional-image-generation]
 The rule is `{rule}`. A diffusion model draws y in mirror space, x = f(y) is the image, and `distances` says how far
 each image is from the rule: ℓ(x) ≥ 0, zero where it holds. (C, H, W) = {sample_shape}; prediction: `{prediction}`.
 
+{verdict}
+
 ```python
 from namm import NAMMPipeline
 
@@ -228,6 +250,12 @@ out.images, out.mirror_images, out.distances
 
 The parts: {parts}.
 """
+
+
+def _card_lines(verdict: Verdict) -> str:
+    """The verdict in Markdown, in the words of the terminal."""
+    first, *others = verdict.lines()
+    return "\n".join([f"**{first.capitalize()}**", "", *(f"- {line.strip()}" for line in others)])
 
 
 # The diffusion model as JSON

@@ -103,7 +103,17 @@ def main(arguments: list[str]) -> int:
     _require_alike(runs)
     rows = [_run_rows(run) for run in runs]
     _show(rows, rest[0] if len(rows) == 1 else f"mean ± std over {len(rows)} runs")
+    _show_verdicts(runs)
     return 0
+
+
+def _show_verdicts(runs: Sequence[Path]) -> None:
+    """The verdict on each run, in full where there is one run."""
+    from namm.experiments.judgement import run_verdict
+
+    for run in runs:
+        if (verdict := run_verdict(run)) is not None:
+            print("\n".join(verdict.lines()) if len(runs) == 1 else f"{run}: {verdict.headline}")
 
 
 # Runs
@@ -129,8 +139,9 @@ def _run_rows(run: Path) -> dict[str, Row]:
     """The rows of a run in order; makes the stage, but trains nothing."""
     import json
 
-    from namm.experiments.evaluate_stage import METRICS, ROWS
+    from namm.experiments.evaluate_stage import ROWS
     from namm.experiments.folder import SETTINGS
+    from namm.experiments.judgement import METRICS
     from namm.experiments.plain import read_yaml
     from namm.experiments.run import run as run_stages
     from namm.experiments.stages import STAGES
@@ -138,7 +149,7 @@ def _run_rows(run: Path) -> dict[str, Row]:
 
     for stage in STAGES["evaluate"].needs:
         complete_stage(run, stage)
-    run_stages(read_yaml(run / SETTINGS), run, until="evaluate", tell=_tell)
+    run_stages(read_yaml(run / SETTINGS), run, until="evaluate", tell=_tell, force=True)
     file = run / "evaluate" / METRICS
     try:
         found = json.loads(file.read_text())["rows"]

@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunFolderError(f"{folder} is there already and is not overwritten: choose another folder with -o.")
 
+    from namm.experiments.judgement import run_verdict
     from namm.experiments.trained import Trained
     from namm.files import rename_durably
     from namm.pipeline import NAMMPipeline
@@ -45,13 +46,16 @@ def main(arguments: list[str]) -> int:
     rule = trained.rule()
     draft = folder.with_name(f".{folder.name}.partial")  # so that the folder is whole or not there
     shutil.rmtree(draft, ignore_errors=True)
-    pipeline = NAMMPipeline.from_parts(cast(Any, source.model), cast(Any, source.mirror), rule)
+    verdict = run_verdict(run) if options.model == "mdm" else None
+    pipeline = NAMMPipeline.from_parts(cast(Any, source.model), cast(Any, source.mirror), rule, verdict)
     pipeline.save_pretrained(draft, half=options.half)
     if folder.exists():
         folder.rmdir()
     rename_durably(draft, folder)
     own = ", constraint=rule" if "own" in pipeline.config.constraint else ""
     print(f"{options.model} of {run}, {THROUGH[stage]}, is in {folder}")
+    if verdict is not None:
+        print("\n".join(verdict.lines()))
     print(f'  from namm import NAMMPipeline; pipe = NAMMPipeline.from_pretrained("{folder}"{own})')
     if own:
         named = getattr(trained.settings.data, "constraint", "") or repr(rule)

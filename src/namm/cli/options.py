@@ -37,6 +37,11 @@ def pick(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str]
     return found, rest
 
 
+def take_flag(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
+    """Whether `flag`, an option without a value such as `--force`, is given, and all other arguments."""
+    return flag in arguments, [argument for argument in arguments if argument != flag]
+
+
 def take_name(arguments: list[str]) -> tuple[str | None, list[str]]:
     """The first argument, where it is not an option, and the others."""
     if arguments and not arguments[0].startswith("-"):

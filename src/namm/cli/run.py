@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from namm.cli.options import HELP, parse, pick, refuse_near_misses, take_name
+from namm.cli.options import HELP, parse, pick, refuse_near_misses, take_flag, take_name
 from namm.errors import UsageError
 from namm.experiments.data_settings import OwnData
 from namm.experiments.presets import EXPERIMENTS, OWN, PRESETS, Preset, preset, require_name
@@ -20,7 +20,8 @@ def usage() -> str:
     width = max(map(len, PRESETS))
     return "\n".join(
         [
-            "usage: namm run NAME [--preset PRESET] [--until STAGE] [--out DIR] [--config FILE] [--SETTING VALUE]",
+            "usage: namm run NAME [--preset PRESET] [--until STAGE] [--out DIR] [--config FILE] [--force]",
+            "                [--SETTING VALUE]",
             "       namm run --data FILE --constraint module:name [the same options]",
             "",
             "Run an experiment stage by stage. What is done is not done again, what was cut short goes on, and a",
@@ -33,6 +34,7 @@ def usage() -> str:
             "                 mvae and vae only where they are asked for",
             "  --out DIR      folder of the run (default: runs/NAME)",
             "  --config FILE  settings.yaml of another run, or a part of one",
+            "  --force        go on after a map whose verdict is not `works`; without it the run stops there",
             "  --data FILE    your images: HDF5, NPY or NPZ file, or a folder of PNGs, with --data.key and",
             "                 --data.layout where it does not say; arrays train, val and test are taken as such,",
             "                 a single one is split at random",
@@ -52,13 +54,14 @@ def carry_out(
     arguments: list[str], command: str, help_: str, options: tuple[str, ...], until: str | None = None
 ) -> int:
     """Run what `arguments` ask of `command`, which has that help and, besides settings, those options."""
+    force, arguments = take_flag(arguments, "--force")
     own, rest = pick(arguments, options)
     until = own.get("until", until)
     name, rest = take_name(rest)
     if name is None and not _names_own(own) and (not arguments or set(rest) & set(HELP)):
         print(help_)
         return 0 if arguments else 2
-    refuse_near_misses(rest, options)
+    refuse_near_misses(rest, (*options, "force"))
     require_name(until or MAIN_LINE, STAGES, "stage")
     chosen = choose(command, name, own, rest, help_)
     if isinstance(chosen, int):
@@ -68,7 +71,7 @@ def carry_out(
     from namm.experiments.run import run
 
     print(f"{chosen.experiment}, preset {chosen.name}, in {folder}", flush=True)
-    run(chosen, folder, until=until, tell=tell)
+    run(chosen, folder, until=until, tell=tell, force=force)
     print(f"everything is in {folder}; `namm status {folder}` shows it")
     return 0
 

@@ -24,6 +24,9 @@ STEPS = {"euler-maruyama": 1000, "ancestral": 1000, "ddim": 200, "dpm-solver": 5
 THROUGH = {"finetune": "through the finetuned f", "map": "through the map's f, not finetuned", None: "as it is"}
 """What is said of the f that images come through, by the stage that it is of."""
 
+MEASURED, FEW = 1000, 16
+"""Samples and images whose variation is compared, and the fewest whose spread is."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -71,6 +74,7 @@ def main(arguments: list[str]) -> int:
     how = "" if sampler is None else f", {sampler.method} of {sampler.steps} steps"
     print(f"{options.model} of {run}, {THROUGH[stage]}{how}, seed {seed}", flush=True)
     _draw(options, trained, source, sampler, seed)
+    _judge(options, run)
     return 0
 
 
@@ -144,3 +148,27 @@ def _draw(options: Sample, trained: "Trained", source: "Mirrored", sampler: Samp
     print(
         f"{options.out} {'already holds' if there else 'holds'} {options.n} samples: images, mirror_images, distances"
     )
+
+
+def _judge(options: Sample, run: Path) -> None:
+    """Say how the samples compare with the run's own held-out images, and what the verdict on the run is."""
+    from namm.datasets import open_store
+    from namm.evaluation.quality import measure_images, ratio
+    from namm.evaluation.verdict import loses_images
+    from namm.experiments.data_stage import images_file
+    from namm.experiments.judgement import run_verdict
+    from namm.experiments.trained import complete_stage
+    from namm.generative.sample_file import SampleFile
+
+    with SampleFile(options.out) as file, open_store(images_file(complete_stage(run, "data"))) as store:
+        data = store["test" if store.sizes["test"] else "train"]
+        made, real = (measure_images(images[:MEASURED]) for images in (file.images, data))
+    variation, spread = ratio(made.variation, real.variation), ratio(made.spread, real.spread)
+    if options.n < FEW:
+        print(f"total variation {variation:.2f} of the data's; too few samples to tell their spread")
+    else:
+        print(f"total variation {variation:.2f} and spread {spread:.2f} of the data's")
+    if options.n >= FEW and loses_images(variation, spread):
+        print("collapsed: these samples have lost the images, whatever their ℓ is")
+    if options.model == "mdm" and (verdict := run_verdict(run)) is not None:
+        print("\n".join(verdict.lines()))

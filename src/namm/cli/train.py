@@ -28,7 +28,7 @@ def usage() -> str:
     width = max(map(len, TARGETS))
     return "\n".join(
         [
-            "usage: namm train WHAT NAME [--preset PRESET] [--out DIR] [--config FILE] [--SETTING VALUE]",
+            "usage: namm train WHAT NAME [--preset PRESET] [--out DIR] [--config FILE] [--force] [--SETTING VALUE]",
             "       namm train WHAT --data FILE --constraint module:name [the same options]",
             "       namm train counter [-o FILE] [options]",
             "",

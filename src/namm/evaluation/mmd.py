@@ -39,11 +39,14 @@ from torch import Tensor
 from namm.datasets.batches import Images
 from namm.errors import DataError, UsageError
 from namm.evaluation.rows import View, held, random_rows, read, require_comparable, require_size, wide
+from namm.numerics import fold
 
 BLOCK = 1024
 """Images along each side of a block of pairs."""
 MEDIAN_IMAGES = 10_000
 """Up to so many images the median is over all pairs; beyond, over the pairs of so many of them."""
+BOOTSTRAP_IMAGES = 1000
+"""Images of either set that `mmd_error` draws from."""
 ROUNDING = 1e-12
 """E k̃² of a kernel ≤ 1 that cannot be told from 0."""
 Device = torch.device | str
@@ -152,6 +155,23 @@ def mmd_floor(
         parts = View(x, rows[half]), View(x, np.delete(rows, half))
         values.append(math.sqrt(mmd2(*parts, device=device)))
     return Estimate(float(np.mean(values)), float(np.std(values)))
+
+
+def mmd_error(x: Images, y: Images, *, replicates: int = 200, seed: int = 0, device: Device | None = None) -> float:
+    """Bootstrap standard error of `mmd` between true images x (m, …) and samples y (n, …).
+
+    Images are drawn again with repetition, `replicates` times: as weights a and b on the kernel matrices of up to 1000
+    of each, √(aᵀ Kxx a + bᵀ Kyy b − 2 aᵀ Kxy b). Where there are more, the error is less by the root of their number.
+    """
+    require_comparable(x, y, NAMES)
+    used = min(x.shape[0], y.shape[0], BOOTSTRAP_IMAGES)
+    parts = [View(s, random_rows(s.shape[0], used, seed, "mmd error", k)) for k, s in enumerate((x, y))]
+    xx, yy, xy = _Pairs(parts[0], parts[1], None, device).matrices()
+    rng = np.random.default_rng(fold(seed, "bootstrap"))
+    a, b = (torch.from_numpy(rng.multinomial(used, np.full(used, 1 / used), replicates) / used) for _ in parts)
+    squares = ((a @ xx) * a + (b @ yy) * b - 2 * (a @ xy) * b).sum(1)
+    scale = math.sqrt(used / min(x.shape[0], y.shape[0]))
+    return float(squares.clamp(min=0).sqrt().std()) * scale
 
 
 def mmd2_null(x: Images, y: Images, *, bandwidth: float | None = None, device: Device | None = None) -> Null:
@@ -272,6 +292,11 @@ class _Pairs:
             columns[j : j + len(b)] += k.sum(0).cpu()
             squares += _sum_of_squares(k)
         return rows, columns, squares
+
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
+        """k within the first set, within the second and between them, in float64 on the CPU; for small sets."""
+        x, y = (torch.cat([images.rows(i) for i in range(0, images.n, BLOCK)]) for images in self.sets)
+        return self._kernel(x, x).cpu().double(), self._kernel(y, y).cpu().double(), self._kernel(x, y).cpu().double()
 
     def _kernel(self, a: Tensor, b: Tensor) -> Tensor:
         return _squared_distances(a, b).mul_(-1 / self.width).exp_()

@@ -12,6 +12,7 @@ figures between two disjoint sets of real data, which `floor` measures.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.datasets.batches import Images, check_images
 from namm.errors import ConstraintError
-from namm.evaluation.mmd import Estimate, mmd, mmd_floor
+from namm.evaluation.mmd import Estimate, mmd, mmd_error, mmd_floor
 from namm.evaluation.rows import View, random_rows, read, require_comparable, require_size, wide
 
 BATCH = 256
@@ -70,6 +71,7 @@ class Scores:
     mmd: Estimate
     total_variation: float
     spread: float
+    mmd_error: float
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ def distance_summary(
         DataError: not a set of images, or one holds NaN or inf.
         ConstraintError: ℓ of a finite image is not finite.
     """
-    return _measure(images, "images", batch_size, device, constraint).distance
+    return measure_images(images, constraint, batch_size=batch_size, device=device).distance
 
 
 def compare(
@@ -124,6 +126,7 @@ def compare(
         mmd: √MMD², mean and standard deviation over the subsets.
         total_variation: mean TV of the samples over that of the data.
         spread: mean over pixels of the standard deviation over samples, over that of the data.
+        mmd_error: bootstrap standard error of √MMD².
 
     Raises:
         DataError: shapes differ, NaN or inf in an image, or fewer images than `size`.
@@ -133,9 +136,11 @@ def compare(
     require_comparable(samples, reference, ("samples", "reference images"))
     require_size(samples.shape[0], size, "samples")
     require_size(reference.shape[0], size, "reference images")
-    made = _measure(samples, "samples", batch_size, device, constraint)
-    real = _measure(reference, "reference images", batch_size, device)
-    return _scores(made, real, mmd(reference, samples, subsets=subsets, size=size, seed=seed, device=device))
+    how: Any = {"batch_size": batch_size, "device": device}
+    made = measure_images(samples, constraint, name="samples", **how)
+    real = measure_images(reference, name="reference images", **how)
+    found = mmd(reference, samples, subsets=subsets, size=size, seed=seed, device=device)
+    return _scores(made, real, found, mmd_error(reference, samples, seed=seed, device=device))
 
 
 def floor(
@@ -158,19 +163,31 @@ def floor(
     require_size(n // 2, size, "images, half of the reference")
     first = random_rows(n, n // 2, seed, "floor")
     second = np.delete(np.arange(n), first)
-    made = _measure(View(reference, first), "reference images", batch_size, device, constraint)
-    real = _measure(View(reference, second), "reference images", batch_size, device)
-    return _scores(made, real, mmd_floor(reference, subsets=subsets, size=size, seed=seed, device=device))
+    how: Any = {"name": "reference images", "batch_size": batch_size, "device": device}
+    made = measure_images(View(reference, first), constraint, **how)
+    real = measure_images(View(reference, second), **how)
+    found = mmd_floor(reference, subsets=subsets, size=size, seed=seed, device=device)
+    halves = View(reference, second), View(reference, first)
+    return _scores(made, real, found, mmd_error(*halves, seed=seed, device=device))
 
 
 @dataclass(frozen=True)
-class _Measured:
+class Measured:
+    """One set of images by itself.
+
+    Attributes:
+        distances: ℓ of every image (N,), empty where no rule was given.
+        variation: mean total variation.
+        spread: mean over pixels of the standard deviation over images.
+    """
+
     distances: Tensor
     variation: float
     spread: float
 
     @property
     def distance(self) -> DistanceSummary:
+        """ℓ in figures."""
         values = self.distances
         a, b, c, d, e = np.quantile(values.numpy(), (0.05, 0.25, 0.5, 0.75, 0.95)).tolist()
         worst = int(values.argmax())
@@ -179,9 +196,14 @@ class _Measured:
 
 
 @torch.no_grad()
-def _measure(
-    images: Images, name: str, batch_size: int, device: torch.device | str | None, constraint: Constraint | None = None
-) -> _Measured:
+def measure_images(
+    images: Images,
+    constraint: Constraint | None = None,
+    *,
+    name: str = "images",
+    batch_size: int = BATCH,
+    device: torch.device | str | None = None,
+) -> Measured:
     """One pass: ℓ, total variation, and mean and variance of every pixel, merged chunk by chunk (Chan et al. 1979)."""
     check_images(images, name)
     distances, variation, n = [], 0.0, 0
@@ -197,11 +219,12 @@ def _measure(
         squares = squares.to(chunk) + (pixels - chunk).square().sum(0) + step.square() * (n * len(x) / count)
         mean, n = mean.to(chunk) + step * (len(x) / count), count
     spread = float((squares / max(n - 1, 1)).sqrt().mean())
-    return _Measured(torch.cat(distances) if distances else torch.empty(0), variation / n, spread)
+    return Measured(torch.cat(distances) if distances else torch.empty(0), variation / n, spread)
 
 
-def _scores(made: _Measured, real: _Measured, found: Estimate) -> Scores:
-    return Scores(made.distance, found, ratio(made.variation, real.variation), ratio(made.spread, real.spread))
+def _scores(made: Measured, real: Measured, found: Estimate, error: float) -> Scores:
+    variation, spread = ratio(made.variation, real.variation), ratio(made.spread, real.spread)
+    return Scores(made.distance, found, variation, spread, error)
 
 
 def _finite(distance: Tensor, start: int, name: str, constraint: Constraint) -> Tensor:

@@ -119,7 +119,8 @@ def attempt(cell: Cell, folder: Path, *, tell: Tell, progress: bool) -> str | No
     """Run a cell; where it fails, keep the reason in its folder and return it. An interruption is no failure."""
     try:
         alone(lambda: forget_failure(folder))
-        run(cell.preset, folder, until=cell.until, tell=tell, progress=progress)
+        # A study is there to see what settings do, bad ones too: their verdicts stand beside their figures.
+        run(cell.preset, folder, until=cell.until, tell=tell, progress=progress, force=True)
     except (Interrupted, BrokenPipeError):  # the latter: nobody reads what is told
         raise
     except Exception as error:

@@ -7,22 +7,19 @@ that goes through the same motions and learns nothing.
 import json
 import shlex
 import textwrap
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from namm.evaluation.milestone import Milestone, half_way
-from namm.evaluation.quality import ratio
 from namm.experiments.data_settings import BurgersData
-from namm.experiments.evaluate_stage import METRICS
-from namm.experiments.folder import Record, is_done
+from namm.experiments.folder import SETTINGS, Record, is_done
+from namm.experiments.judgement import METRICS, run_verdict
+from namm.experiments.plain import changes, to_yaml
 from namm.experiments.presets import preset
 from namm.experiments.report_stage import FILE
 from namm.experiments.run import Tell, run
 from namm.experiments.settings import ForwardSettings, NetworkSettings, SamplerSettings, Settings, with_seed
 from namm.experiments.stages import MAIN_LINE, stage_keys, stages_until
-from namm.report.words import NOISY, SMOOTH
 from namm.training.settings import TrainSettings
 
 INTRODUCTION = (
@@ -72,46 +69,36 @@ def demo(folder: str | Path, *, seed: int = 0, quick: bool = False, tell: Tell =
     chosen = replace(chosen, settings=settings)
     stages, keys = stages_until(MAIN_LINE, settings), stage_keys(settings)
 
-    def pass_on(line: str) -> None:
-        """What does not concern a single stage: of those we tell ourselves."""
-        if line.split(maxsplit=1)[0] not in ABOUT:
-            tell(_filled(line))
-
+    text = to_yaml(chosen)
+    if (folder / SETTINGS).exists() and (before_text := (folder / SETTINGS).read_text()) != text:
+        tell(_filled(f"settings changed since the last call: {changes(before_text, text)}"))
     tell(_filled(INTRODUCTION))
     for k, stage in enumerate(stages, 1):
         tell("\n" + _filled(f"{k} of {len(stages)}, {stage.name}{_budget(settings, stage.name)}: {ABOUT[stage.name]}"))
         before = is_done(folder / stage.name, keys[stage.name])
-        record = run(chosen, folder, until=stage.name, tell=pass_on, progress=progress)[stage.name]
+        # Seconds of training make no map worth going on with, and a quick run is not there to judge one.
+        record = run(chosen, folder, until=stage.name, tell=_silent, progress=progress, force=quick)[stage.name]
         tell(_filled(f"{'done before, ' if before else ''}{_outcome(stage.name, record)}.", "    "))
-    metrics = json.loads((folder / "evaluate" / METRICS).read_text())
-    tell("\n" + "\n".join(_filled(line) for line in conclusion(metrics)))
+    verdict = run_verdict(folder)
+    assert verdict is not None  # the evaluation is complete
+    tell("\n" + "\n".join(_filled(line, "    " if k else "") for k, line in enumerate(verdict.lines())))
+    if half := _half_way(folder):
+        tell(_filled(half))
     tell(f"\nNext:\n{_next(folder)}\n")
     path = folder / MAIN_LINE / FILE
     tell(f"The report, with pictures: {path}")
     return path
 
 
-def conclusion(metrics: Mapping[str, Any]) -> list[str]:
-    """What came out, in sentences that depend on the numbers of `evaluate/metrics.json`."""
-    ours, base, floor = (metrics["rows"][name] for name in ("finetuned", "dm", "data"))
+def _half_way(folder: Path) -> str:
+    """What the second half of its compute brought the baseline, where that was measured."""
+    metrics = json.loads((folder / "evaluate" / METRICS).read_text())
     half = half_way([Milestone(**each) for each in metrics["milestones"].get("dm", ())])
-    distances = [row["distance"]["mean"] for row in (ours, base, floor)]
-    mmds = [row["mmd"][0] for row in (ours, base, floor)]
-    variation = ours["total_variation"]
-    verdict = "closer to the equation than the baseline's"
-    if distances[0] >= distances[1]:
-        verdict = "not closer to the equation than the baseline's"
-    look = "neither smoother nor rougher than the data, so the equation is not kept by blurring"
-    if not SMOOTH <= variation <= NOISY:
-        look = f"{'smoother' if variation < SMOOTH else 'rougher'} than the data: look at them before you trust ℓ"
-    more = "" if half is None else f" Half-way through its training the baseline had {half.mean:.3g}."
-    return [
-        f"Our samples are {verdict}: their mean ℓ is {distances[0]:.3g} against {distances[1]:.3g}, "
-        f"{ratio(distances[0], distances[1]):.2f} times the baseline's (real images: {distances[2]:.1g})." + more,
-        f"Do they look like the data? √MMD² to held-out images is {mmds[0]:.4f} against {mmds[1]:.4f}, "
-        f"{ratio(mmds[0], mmds[1]):.2f} times the baseline's (real images: {mmds[2]:.4f}; smaller is better).",
-        f"Their total variation is {variation:.2f} of the data's: they are {look}.",
-    ]
+    return "" if half is None else f"Half-way through its training the baseline's mean ℓ was {half.mean:.3g}."
+
+
+def _silent(line: str) -> None:
+    """Stages are told about here, in other words."""
 
 
 def _outcome(stage: str, record: Record) -> str:

@@ -29,6 +29,7 @@ from namm.evaluation.rows import View, held
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.folder import read_record
+from namm.experiments.judgement import METRICS, judge_rows
 from namm.experiments.milestones import milestones
 from namm.experiments.model_stage import EQUAL_COMPUTE
 from namm.experiments.processes import alone, is_main
@@ -40,8 +41,6 @@ from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import IdentityMap, MirrorMap
 
-METRICS = "metrics.json"
-"""Every row's scores, and what both sides cost."""
 ROWS = ("data", "mdm", "finetuned", "dm", "projected", "repaired")
 OURS, BASELINE = "mdm.h5", "dm.h5"
 """Samples of the method (through the finetuned f) and of the baseline."""
@@ -67,9 +66,14 @@ def make_evaluation(work: Work) -> Outcome:
         rows = alone(measured)
         found = milestones(work, trained, rule, ours, baseline)
     costs, along = _costs(work), {name: [asdict(each) for each in them] for name, them in found.items()}
+    verdicts = judge_rows(rows, read_record(work.needs["map"]).results)
+    verdict = verdicts["finetuned"]
     if is_main():
-        write_json(work.folder / METRICS, {"rows": rows, **costs, "milestones": along})
-    return Outcome(_headline(rows, found) | {"compute": _in_words(costs)}, (METRICS, OURS, BASELINE))
+        outcomes = {name: each.outcome for name, each in verdicts.items()}
+        judged = {"verdict": verdict.as_json(), "verdicts": outcomes}
+        write_json(work.folder / METRICS, {"rows": rows, **judged, **costs, "milestones": along})
+    results = _headline(rows, found) | {"compute": _in_words(costs), "verdict": verdict.outcome}
+    return Outcome(results, (METRICS, OURS, BASELINE), verdict=verdict.as_json())
 
 
 def _scores(

@@ -39,7 +39,7 @@ class Record:
         status: `running` from the moment the folder exists, `complete` at the very end.
         started, finished: Date and time, in UTC, of the first attempt's start and of the end.
         seconds: Of all attempts that ended by themselves; a killed one cannot tell.
-        compute_seconds, results, files: As the stage returned them.
+        compute_seconds, results, files, verdict: As the stage returned them.
         attempts: How often it was started.
         version: Of the package.
     """
@@ -57,6 +57,7 @@ class Record:
     files: tuple[str, ...] = ()
     attempts: int = 0
     version: str = __version__
+    verdict: Mapping[str, Any] | None = None
 
     def is_complete(self, folder: Path) -> bool:
         """Whether it came to its end and everything it made is still there."""

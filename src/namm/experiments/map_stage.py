@@ -9,6 +9,7 @@ from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, in_chunks
 from namm.evaluation.quality import ratio, total_variation
+from namm.evaluation.verdict import judge_map
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.settings import Settings
@@ -32,8 +33,9 @@ def make_map(work: Work) -> Outcome:
             work.settings, store["train"], store["val"], work.folder / TRAINING, progress=work.progress
         )
         figures = measure(mirror, constraint, store["val"], settings.sigma_max, settings.train.seed)
-    results = {"steps": trained.steps, "images": trained.images, **figures}
-    return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
+    verdict = judge_map(figures)
+    results = {"steps": trained.steps, "images": trained.images, **figures, "verdict": verdict.outcome}
+    return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds, verdict.as_json())
 
 
 def learn_map(

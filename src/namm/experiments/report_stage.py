@@ -8,6 +8,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +24,9 @@ from namm.errors import NammError, RunFolderError
 from namm.evaluation.milestone import Milestone
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
-from namm.experiments.evaluate_stage import BASELINE, METRICS, OURS
+from namm.experiments.evaluate_stage import BASELINE, OURS
 from namm.experiments.folder import SETTINGS, is_done, now, read_record
+from namm.experiments.judgement import METRICS, judge_rows, run_verdict
 from namm.experiments.map_stage import TRAINING
 from namm.experiments.model_stage import EQUAL_COMPUTE
 from namm.experiments.plain import plain, read_yaml
@@ -77,7 +79,7 @@ def write_report(run: Path) -> Path:
     if not all(is_done(run / stage.name, keys[stage.name]) for stage in before):
         path = run / PARTIAL
     elif not is_done(run / last.name, keys[last.name]):
-        run_stages(chosen, run, tell=lambda line: None)
+        run_stages(chosen, run, tell=lambda line: None, force=True)
         return run / last.name / FILE
     else:
         path = run / last.name / FILE
@@ -116,6 +118,7 @@ def collect(run: Path) -> Contents:
         changed=_changed(chosen),
         settings=(run / SETTINGS).read_text(),
         stages=stages,
+        verdict=attempt("verdict", lambda: run_verdict(run), None),
         rows=attempt("evaluate", lambda: _rows(metrics, chosen.reported), []),
         ours=_costs(done, EQUAL_COMPUTE),
         baseline=_costs(done, ("dm",)),
@@ -168,8 +171,9 @@ def _metrics(done: Mapping[str, Path]) -> dict[str, Any]:
 
 def _rows(metrics: Mapping[str, Any], reported: Reported) -> list[Row]:
     papers = {"mdm": reported.without_finetuning, "finetuned": reported.with_finetuning, "dm": reported.baseline}
+    verdicts = {name: verdict.outcome for name, verdict in judge_rows(metrics["rows"]).items()} if metrics else {}
     return [
-        _row(name, values, reported, papers.get(name))
+        replace(_row(name, values, reported, papers.get(name)), verdict=verdicts.get(name))
         for name, values in sorted(metrics.get("rows", {}).items(), key=lambda row: _order(row[0]))
     ]
 

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from namm.errors import DataError, RunFolderError, UsageError
+from namm.errors import DataError, RunFolderError, UsageError, VerdictError
 from namm.experiments.folder import (
     RUN,
     Record,
@@ -52,8 +53,12 @@ def run(
     until: str | None = None,
     tell: Tell = print,
     progress: bool = True,
+    force: bool = False,
 ) -> dict[str, Record]:
     """Run `chosen` in `folder` up to the stage `until` and return the record of every stage.
+
+    After a map that is no good (its verdict is not `works`) the run stops, unless `force` is set: models, samples and
+    finetuning would only inherit its fault.
 
     Everything that can be wrong with names, settings and folder is refused before anything is computed or written.
     """
@@ -64,7 +69,13 @@ def run(
         with ExitStack() as held:
             alone(lambda: _begin(chosen, stages, folder, keys, held, tell))
             require_shared(folder, RUN)
-            return {stage.name: _run_stage(stage, chosen, folder, keys, tell, progress) for stage in stages}
+            records: dict[str, Record] = {}
+            for stage in stages:
+                records[stage.name] = _run_stage(stage, chosen, folder, keys, tell, progress)
+                if stage.gate and not force:
+                    later = [other for other in stages if other.name not in records]
+                    alone(partial(_require_good, records[stage.name], folder, keys, later))
+            return records
     except BrokenPipeError:  # nobody reads what is told
         raise
     except OSError as error:
@@ -100,12 +111,36 @@ def _run_stage(
     record, done = alone(lambda: _placed(run_folder, stage.name, keys[stage.name], part, before))
     if done:
         tell(f"{stage.name:<9}done before  {_found(stage, record)}")
+        _tell_verdict(record, tell)
         return record
     tell(f"{stage.name:<9}{'goes on' if record.attempts else 'running'}")
     work = Work(settings, folder, {name: run_folder / name for name in needed}, progress)
     record = _attempt(stage, work, record)
     tell(f"{stage.name:<9}done in {record.seconds:.1f} s  {_found(stage, record)}")
+    _tell_verdict(record, tell)
     return record
+
+
+def _tell_verdict(record: Record, tell: Tell) -> None:
+    if record.verdict is not None:
+        from namm.evaluation.verdict import Verdict
+
+        for line in Verdict.from_json(record.verdict).lines():
+            tell(line)
+
+
+def _require_good(record: Record, run: Path, keys: Mapping[str, str], later: Sequence[Stage]) -> None:
+    """Refuse to build on a stage whose verdict is not `works`; what is there already is not refused."""
+    if record.verdict is None or all(is_done(run / stage.name, keys[stage.name]) for stage in later):
+        return
+    from namm.evaluation.verdict import Verdict
+
+    verdict = Verdict.from_json(record.verdict)
+    if not verdict.works:
+        raise VerdictError(
+            f"stopped after the stage {record.stage!r}, whose verdict is {verdict.headline} "
+            f"Try: {' Or: '.join(verdict.next_steps)} --force goes on all the same."
+        )
 
 
 def _placed(run: Path, stage: str, key: str, part: Any, before: Mapping[str, str]) -> tuple[Record, bool]:
@@ -139,6 +174,7 @@ def _attempt(stage: Stage, work: Work, record: Record) -> Record:
         compute_seconds=outcome.compute_seconds,
         results=dict(outcome.results),
         files=outcome.files,
+        verdict=outcome.verdict,
     )
     return alone(lambda: _kept(work.folder, finished))
 

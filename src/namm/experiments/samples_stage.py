@@ -61,14 +61,22 @@ def make_finetune(work: Work) -> Outcome:
         samples = stack.enter_context(SampleFile(work.needs["samples"] / TRAIN)).mirror_images
         others = stack.enter_context(SampleFile(held_out)).mirror_images if held_out.exists() else None
         before = _measure(mirror, rule, others)
-        validation = None if others is None else (store["val"], others)
+        validation = (store["val"], samples if others is None else others)  # without any, f could not be watched
         trained = finetune(
             work.settings, mirror, (store["train"], samples), work.folder / TRAINING, validation, progress=work.progress
         )
         after = _measure(mirror, rule, others)
     was = {f"{name}_before": value for name, value in before.items()}
-    results = {"steps": trained.steps, "images": trained.images, **was, **after}
+    results = {"steps": trained.steps, "images": trained.images, **was, **after, "kept": _kept(trained)}
     return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
+
+
+def _kept(trained: TrainResult) -> str:
+    """Which f the watch has kept, in words."""
+    if trained.collapsed:
+        how = "the map's f stands" if not trained.kept_step else f"f of step {trained.kept_step} stands"
+        return f"collapsed at step {trained.steps}: {how}"
+    return f"f of step {trained.kept_step}" if trained.kept_step else "the map's f: finetuning did not improve it"
 
 
 def finetune(

@@ -44,11 +44,13 @@ class Outcome:
         results: Its figures, for the record and for people.
         files: What it left behind, relative to its folder; while one of them is missing it is not complete.
         compute_seconds: Time in training or sampling steps, over all resumptions.
+        verdict: The judgement on what was made, as `Verdict.as_json` writes it, where the stage makes one.
     """
 
     results: Mapping[str, Any]
     files: tuple[str, ...]
     compute_seconds: float = 0.0
+    verdict: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Stage:
         function: What it does.
         shown: Names of the results that are shown when it is done.
         version: To be raised when the same settings come to mean other work.
+        gate: Whether a run stops here unless the verdict is `works`, or the user goes on all the same.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Stage:
     function: Callable[[Work], Outcome]
     shown: tuple[str, ...] = ()
     version: int = 1
+    gate: bool = False
 
 
 def _lazily(module: str, function: str) -> Callable[[Work], Outcome]:
@@ -122,7 +126,8 @@ STAGES = {
             ("data",),
             lambda s: {"rule": identity(s.data.rule), **_learning(s.map)},
             _lazily("map_stage", "make_map"),
-            ("steps", "distance_noise", "distance_map", "cycle_error", "total_variation"),
+            ("steps", "distance_noise", "distance_map", "cycle_error", "total_variation", "verdict"),
+            gate=True,
         ),
         Stage(
             "mdm",
@@ -143,7 +148,7 @@ STAGES = {
             ("data", "map", "samples"),
             lambda s: _learning(s.finetune),
             _lazily("samples_stage", "make_finetune"),
-            ("steps", "distance_samples_before", "distance_samples"),
+            ("steps", "distance_samples_before", "distance_samples", "kept"),
         ),
         Stage(
             "dm",
@@ -157,7 +162,15 @@ STAGES = {
             ("data", "map", "mdm", "samples", "finetune", "dm"),
             lambda s: plain(s.evaluate),
             _lazily("evaluate_stage", "make_evaluation"),
-            ("distance_ours", "distance_baseline", "distance_baseline_half_way", "mmd_ours", "mmd_baseline", "compute"),
+            (
+                "distance_ours",
+                "distance_baseline",
+                "distance_baseline_half_way",
+                "mmd_ours",
+                "mmd_baseline",
+                "compute",
+                "verdict",
+            ),
         ),
         Stage("report", ("evaluate",), lambda s: {}, _lazily("report_stage", "make_report")),
         Stage(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from namm.evaluation.milestone import Milestone
+from namm.evaluation.verdict import Verdict
 from namm.report.figures import Array, View
 from namm.report.figures_samples import Method
 
@@ -33,6 +34,7 @@ class Row:
         kid: mean and standard deviation, where it was measured.
         fid: where it was measured.
         paper: the paper's figures for this row, where it has them.
+        verdict: on this row beside the baseline; none for the baseline and the data.
     """
 
     name: str
@@ -47,11 +49,7 @@ class Row:
     kid: tuple[float, float] | None = None
     fid: float | None = None
     paper: Paper | None = None
-
-    @property
-    def standard_error(self) -> float:
-        """Of the mean ℓ."""
-        return self.distance_std / self.n**0.5
+    verdict: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,7 @@ class Contents:
         changed: settings that differ from the preset's: name, the preset's value, the run's.
         settings: all of them, the text of settings.yaml.
         stages: in order.
+        verdict: on the run's samples, or on its map while there are none.
         rows: of the evaluation, the data's floor first; empty while there is none.
         ours, baseline: what either side cost, stage by stage.
         step_seconds: what a step of the baseline would have cost at the speed of its counterpart's training, where the
@@ -107,6 +106,7 @@ class Contents:
     changed: Sequence[tuple[str, str, str]] = ()
     settings: str = ""
     stages: Sequence[StageLine] = ()
+    verdict: Verdict | None = None
     rows: Sequence[Row] = ()
     ours: Sequence[Cost] = ()
     baseline: Sequence[Cost] = ()

@@ -181,9 +181,11 @@ $body
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2530; --soft: #5a6675; --ground: #fbfbf9; --card: #ffffff; --line: #dfe2e6;
-  --ours: #15795b; --baseline: #b34e00; --data: #666; --warn: #fff3d6; --warn-line: #d9a400; }
+  --ours: #15795b; --baseline: #b34e00; --data: #666; --warn: #fff3d6; --warn-line: #d9a400;
+  --good: #e3f3ec; --bad: #fbe3e0; --bad-line: #c0392b; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9fabb9; --ground: #14181d; --card: #1b2027;
-  --line: #333b45; --ours: #43c79c; --baseline: #f0914a; --data: #a5a5a5; --warn: #3a3013; --warn-line: #d9a400; } }
+  --line: #333b45; --ours: #43c79c; --baseline: #f0914a; --data: #a5a5a5; --warn: #3a3013; --warn-line: #d9a400;
+  --good: #12302a; --bad: #3d1a17; --bad-line: #e06a5c; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); line-height: 1.55;
   font: 16px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "Liberation Sans", sans-serif; }
@@ -198,6 +200,11 @@ figcaption strong { color: var(--ink); }
 .note { background: var(--warn); border-left: 4px solid var(--warn-line); padding: 0.6rem 0.9rem; margin: 1rem 0;
   border-radius: 0 6px 6px 0; }
 .note p { margin: 0.2rem 0; }
+.verdict { border-left: 6px solid var(--warn-line); background: var(--warn); padding: 0.4rem 0.9rem; margin: 1rem 0;
+  border-radius: 0 8px 8px 0; }
+.verdict.works { border-color: var(--ours); background: var(--good); }
+.verdict.collapsed { border-color: var(--bad-line); background: var(--bad); }
+.verdict ul { margin: 0.3rem 0; padding-left: 1.2rem; } .verdict p { margin: 0.3rem 0; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: 0.8rem; margin: 1rem 0; }
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 0.7rem 0.9rem; }
 .tile div { display: flex; justify-content: space-between; align-items: baseline; color: var(--soft); }

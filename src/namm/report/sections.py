@@ -27,6 +27,7 @@ STAGES = {
 }
 KEYS = {name: k for k, name in enumerate(STAGES)}
 """Colours of the stages in the bars of compute."""
+HOLDS, FAILS = "✓", "✗"
 FEW = 8
 """Changed settings that are shown at once."""
 
@@ -48,6 +49,7 @@ def report(contents: Contents) -> str:
         element("p", f"namm · report of a run{partly}", class_="soft"),
         element("h1", title),
         _notes(c),
+        _verdict(c),
         _headline(c),
         section("What was done", paragraph(c.rule), paragraph(METHOD), _settings(c)),
         _numbers(c),
@@ -80,6 +82,19 @@ def _notes(c: Contents) -> Markup:
 # What came out
 
 
+def _verdict(c: Contents) -> Markup:
+    """The outcome in its colour, what it rests on, and what to try next."""
+    if c.verdict is None:
+        return Markup("")
+    whose = "this run" if c.row("finetuned") else "the map of this run, which is all there is to judge"
+    lead = element("p", element("strong", c.verdict.outcome), f": the verdict on {whose}.", class_="lead")
+    marks = ((HOLDS if finding.holds else FAILS, finding.sentence) for finding in c.verdict.findings)
+    findings = element("ul", *(element("li", f"{mark} {sentence}") for mark, sentence in marks))
+    steps = element("ul", *(element("li", step) for step in c.verdict.next_steps))
+    advice = html.joined([paragraph("What to try next:"), steps]) if c.verdict.next_steps else Markup("")
+    return element("div", lead, findings, advice, class_=f"verdict {c.verdict.outcome.replace(' ', '-')}")
+
+
 def _headline(c: Contents) -> Markup:
     ours, base, floor = (c.row(name) for name in ("finetuned", "dm", "data"))
     if ours is None or base is None or floor is None:
@@ -92,15 +107,8 @@ def _headline(c: Contents) -> Markup:
     shown = (html.tile(label, *(number(value) for value in values)) for label, values in tiles)
     return html.joined(
         [
-            element("p", words.about_distance(ours, base, floor), class_="lead"),
             element("div", *shown, class_="tiles"),
-            paragraph(
-                words.about_resemblance(ours, base, floor),
-                " ",
-                words.about_variety(ours, base),
-                " ",
-                words.about_compute(c),
-            ),
+            paragraph(words.about_compute(c)),
             paragraph(words.about_others(c)),
         ]
     )
@@ -122,9 +130,11 @@ def _numbers(c: Contents) -> Markup:
         "FID": lambda row: _beside(row, "fid", number(row.fid)),
         "total variation": lambda row: number(row.total_variation),
         "spread": lambda row: number(row.spread),
+        "verdict": lambda row: row.verdict or Markup(html.NONE),
     }
     measured = {"KID": any(row.kid for row in c.rows), "FID": any(row.fid is not None for row in c.rows)}
-    shown = {head: cell for head, cell in columns.items() if measured.get(head, True)}
+    judged = {"verdict": any(row.verdict for row in c.rows)}
+    shown = {head: cell for head, cell in columns.items() if (measured | judged).get(head, True)}
     absent = " and ".join(head for head, found in measured.items() if not found)
     note = (
         "± is the standard deviation, of ℓ over samples and of √MMD² and KID over subsets. The row of the data is the "

@@ -1,10 +1,8 @@
-"""The headline of a report in words that depend on the numbers: a loss is called a loss, and noise is called noise."""
-
-import numpy as np
+"""What a report says around its verdict, in words that depend on the numbers."""
 
 from namm.evaluation.milestone import half_way
 from namm.report import html
-from namm.report.contents import Contents, Row
+from namm.report.contents import Contents
 from namm.report.html import Content, Markup, number
 
 ROWS = {
@@ -15,53 +13,8 @@ ROWS = {
     "projected": ("baseline + project", "its samples, moved onto the rule"),
     "repaired": ("baseline repaired", "f(g(x)) of its samples"),
 }
-SMOOTH, NOISY = 0.85, 1.15
-"""Total variation, or spread, over the data's, beyond which words say so."""
-CLOSE = 0.05
-"""Part of √MMD² that words do not make a difference of."""
 FAIR = 0.98
 """Compute of the baseline over ours, below which it had less."""
-
-
-def about_distance(ours: Row, base: Row, floor: Row) -> Markup:
-    """Which method is closer to the rule, and by how much; a difference within two standard errors is none."""
-    error = 2 * float(np.hypot(ours.standard_error, base.standard_error))
-    if abs(ours.distance - base.distance) <= error:
-        verdict = "as far from the rule as the baseline's, to within the error of the means"
-    elif ours.distance < base.distance:
-        verdict = f"{100 * (1 - ours.distance / base.distance):.0f} % closer to the rule than the baseline's"
-    else:
-        verdict = "farther from the rule than the baseline's"
-    values = (number(ours.distance), " against ", number(base.distance), "; the data themselves have ")
-    return html.joined(["Our samples are ", verdict, ": mean ℓ is ", *values, number(floor.distance), "."])
-
-
-def about_resemblance(ours: Row, base: Row, floor: Row) -> Markup:
-    """Which method is closer to the data; a difference within the scatter over subsets, or within 5 %, is none.
-
-    Subsets that are most of the samples hardly scatter, and two trainings that differ by their seed do.
-    """
-    difference = ours.mmd[0] - base.mmd[0]
-    verdict = f"{'less' if difference > 0 else 'more'} than the baseline's"
-    if abs(difference) <= max(float(np.hypot(ours.mmd[1], base.mmd[1])), CLOSE * base.mmd[0]):
-        verdict = "as well as the baseline's, to within the scatter over subsets or 5 %"
-    values = (number(ours.mmd[0]), " against ", number(base.mmd[0]), ", where real data score ", number(floor.mmd[0]))
-    return html.joined([f"They resemble held-out data {verdict}: √MMD² is ", *values, "."])
-
-
-def about_variety(ours: Row, base: Row) -> Markup:
-    """Whether the rule is kept by making less than the data hold."""
-    warnings = []
-    if ours.total_variation < SMOOTH:
-        warnings.append("they are smoother than the data, and part of what they gain in ℓ may be that")
-    if ours.total_variation > NOISY:
-        warnings.append("they are rougher than the data")
-    if ours.spread < SMOOTH:
-        warnings.append("they are less varied than the data")
-    verdict = "; ".join(warnings) or "so the rule is not kept by smoothing or by repetition"
-    values = (number(ours.total_variation), " (baseline ", number(base.total_variation), ") and their spread ")
-    spread = (number(ours.spread), " (baseline ", number(base.spread), ")")
-    return html.joined(["Their total variation over the data's is ", *values, *spread, f": {verdict}."])
 
 
 def about_compute(c: Contents) -> Markup:

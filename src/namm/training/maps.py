@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from namm.constraints import Constraint, ConstraintReport
 from namm.constraints import constraint as as_constraint
 from namm.datasets.batches import Images, check_images, to_tensor
 from namm.errors import CheckpointError, DataError
+from namm.evaluation.quality import measure_images, ratio
+from namm.evaluation.verdict import Watched
 from namm.files import rename_durably
 from namm.maps import ICNN, MirrorMap
+from namm.numerics import arithmetic, at_least_float32
 from namm.training.checkpoint import read
 from namm.training.identity import describe_network, fingerprint, name_of, weights_digest
 from namm.training.objectives import (
@@ -28,9 +32,11 @@ from namm.training.objectives import (
     identity_regulariser,
 )
 from namm.training.settings import TrainSettings
-from namm.training.trainer import TrainResult, train
+from namm.training.trainer import TrainResult, Watch, train
 
 CHECKED = 256  # images on which a constraint is tried before any training
+WATCHED = 512  # images, and samples, by which a finetuned f is judged
+CHUNK = 64  # images that go through a map together when it is measured
 
 
 def train_map(
@@ -93,7 +99,8 @@ def finetune_map(
         mirror: The trained pair; f is changed in place.
         data: Images x (N, C, H, W), for the first cycle term.
         samples: Mirror images ỹ (M, C, H, W) that the model produced.
-        validation: Held-out images and held-out samples.
+        validation: Held-out images and held-out samples. With them f is watched (`FinetuneWatch`): the best f is kept,
+            which may be the one it began with, and a collapse ends the training.
 
     The other arguments are those of `train_map`; `weights.regulariser` is not used.
     """
@@ -106,12 +113,15 @@ def finetune_map(
         )
     trainable = [p for p in mirror.g.parameters() if p.requires_grad]
     objective = FinetuneObjective(mirror, rule, noise=noise, weights=weights)
+    watch = None if validation is None else FinetuneWatch(mirror, rule, *validation)
     described = _describe(mirror, rule, report, noise, weights, data) | {
         "samples": fingerprint(samples),
         "start": weights_digest(mirror.g),  # f is trained in place: its start is not known to a second call
     }
     try:
-        return _train(objective, mirror, (data, samples), validation, described, settings, folder, "finetune", progress)
+        return _train(
+            objective, mirror, (data, samples), validation, described, settings, folder, "finetune", progress, watch
+        )
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
@@ -127,6 +137,7 @@ def _train(
     folder: str | Path | None,
     title: str,
     progress: bool,
+    watch: Watch | None = None,
 ) -> TrainResult:
     result = train(
         objective,
@@ -136,6 +147,7 @@ def _train(
         folder=folder,
         description=description,
         after_step=project_weights(mirror),
+        watch=watch,
         title=title,
         progress=progress,
     )
@@ -144,6 +156,49 @@ def _train(
         _save(mirror, Path(folder) / "mirror")
     processes.wait_for_everyone()
     return result
+
+
+class FinetuneWatch:
+    """Judges f while it is finetuned by ℓ, cycle error, total variation and spread together.
+
+    f is closest to the rule where every image is the same; so an f is kept only if its samples are as varied as the
+    data, or as those of the f it began with, and if it still inverts g (`namm.evaluation.verdict.Watched`).
+
+    Args:
+        mirror: The pair whose f is trained.
+        rule: ℓ.
+        images: Held-out images x.
+        samples: Held-out mirror images ỹ of the generative model.
+    """
+
+    def __init__(self, mirror: MirrorMap, rule: Constraint, images: Images, samples: Images) -> None:
+        self.mirror, self.rule = mirror, rule
+        self.images, self.samples = (to_tensor(each[:WATCHED]) for each in (images, samples))
+        self.data = measure_images(self.images, name="validation images")
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """ℓ, total variation and spread of f(ỹ), and the error of f(g(x)); an f whose images overflow has collapsed."""
+        device = next(self.mirror.f.parameters()).device
+        with arithmetic("fp32", device):
+            made = [at_least_float32(self.mirror.to_data(y.to(device))) for y in self.samples.split(CHUNK)]
+            pairs = ((x.to(device), self.mirror.to_mirror(x.to(device))) for x in self.images.split(CHUNK))
+            error = sum(float((x - self.mirror.to_data(y)).abs().double().sum()) for x, y in pairs)
+        cycle_error = ratio(error, float(self.images.abs().double().sum()))
+        x = torch.cat(made)
+        if not torch.isfinite(x).all():
+            return asdict(Watched(float("inf"), cycle_error, float("inf"), float("inf")))
+        found = measure_images(x, self.rule.to(device))
+        variation, spread = ratio(found.variation, self.data.variation), ratio(found.spread, self.data.spread)
+        return asdict(Watched(float(found.distances.mean()), cycle_error, variation, spread))
+
+    def improves(self, figures: Mapping[str, float], best: Mapping[str, float], start: Mapping[str, float]) -> bool:
+        """Whether this f is to be kept instead of the best."""
+        return Watched(**figures).improves(Watched(**best), Watched(**start))
+
+    def has_collapsed(self, figures: Mapping[str, float], start: Mapping[str, float]) -> bool:
+        """Whether f has lost the images that it had at the start."""
+        return Watched(**figures).has_collapsed(Watched(**start))
 
 
 def _save(mirror: MirrorMap, folder: Path) -> None:

@@ -24,6 +24,7 @@ class TrainingState:
         step, total: Updates made, and to be made in all (0 until it is known).
         compute_seconds: Time spent on them.
         losses: The last values reported.
+        best: The averaged weights that a watch has kept, and `watched` its figures; empty without one.
     """
 
     def __init__(
@@ -36,11 +37,27 @@ class TrainingState:
         self.flat, self.optimiser = flat, optimiser
         self.step, self.total, self.compute_seconds = 0, 0, 0.0
         self.losses: dict[str, float] = {}
+        self.best: dict[str, Tensor] = {}
+        self.watched: dict[str, Any] = {}
+
+    def keep(self, figures: Mapping[str, float]) -> None:
+        """Make the averaged weights, whose figures these are, the best so far."""
+        self.best = {name: tensor.detach().clone() for name, tensor in self.ema.average.items()}
+        self.watched |= {"best": dict(figures), "kept_step": self.step}
+
+    @torch.no_grad()
+    def copy_result_to_live(self) -> None:
+        """Leave the weights that training is for in the module: the best, where they were watched, or the average."""
+        if not self.best:
+            self.ema.copy_to_live()
+        for name, tensor in self.best.items():
+            self.live[name].copy_(tensor)
 
     def checkpoint(self) -> Checkpoint:
         """All of it."""
         tensors = {f"model/{name}": tensor for name, tensor in self.live.items()}
         tensors |= {f"ema/{name}": tensor for name, tensor in self.ema.average.items()}
+        tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
         for name, moments in self._moments().items():
             tensors |= {f"optimiser/{index}/{name}": tensor for index, tensor in enumerate(moments)}
         return Checkpoint(tensors, self._facts())
@@ -51,7 +68,7 @@ class TrainingState:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Set everything to what `checkpoint` returned once."""
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimiser": {}}
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "best": {}, "optimiser": {}}
         for name, tensor in checkpoint.tensors.items():
             group, rest = name.split("/", 1)
             groups[group][rest] = tensor
@@ -66,6 +83,9 @@ class TrainingState:
         self.ema.load(groups["ema"])
         self.optimiser.load_state_dict({"state": moments, "param_groups": self.optimiser.state_dict()["param_groups"]})
         facts = checkpoint.facts
+        if groups["best"]:
+            self.best = {name: groups["best"][name].to(tensor) for name, tensor in self.live.items()}
+            self.watched = dict(facts["watched"])
         self.step, self.total = int(facts["step"]), int(facts["total"])
         self.compute_seconds, self.losses = float(facts["compute_seconds"]), dict(facts["losses"])
 
@@ -97,4 +117,5 @@ class TrainingState:
             "total": self.total,
             "compute_seconds": self.compute_seconds,
             "losses": self.losses,
+            **({"watched": self.watched} if self.watched else {}),
         }

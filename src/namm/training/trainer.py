@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe
@@ -49,6 +50,8 @@ class TrainResult:
         compute_seconds: Time spent in training steps alone: no validation, input/output or compilation.
         losses: The last averages of the loss terms, and of the validation terms as `val/…`.
         folder: Where everything is kept, if anywhere.
+        kept_step: The step whose weights were kept, where a watch chose them; 0 are those it began with.
+        collapsed: Whether a watch ended the training early.
     """
 
     steps: int
@@ -56,6 +59,21 @@ class TrainResult:
     compute_seconds: float
     losses: Mapping[str, float]
     folder: Path | None
+    kept_step: int | None = None
+    collapsed: bool = False
+
+
+class Watch(Protocol):
+    """Judges weights at every validation: the best are kept in the end, and a collapse ends the training."""
+
+    def measure(self) -> dict[str, float]:
+        """The figures of the weights that the objective now holds."""
+
+    def improves(self, figures: Mapping[str, float], best: Mapping[str, float], start: Mapping[str, float]) -> bool:
+        """Whether weights with these figures are to be kept instead of the best; `start` is before the first step."""
+
+    def has_collapsed(self, figures: Mapping[str, float], start: Mapping[str, float]) -> bool:
+        """Whether training has destroyed what it began with."""
 
 
 def train(
@@ -67,6 +85,7 @@ def train(
     folder: str | Path | None = None,
     description: Mapping[str, Any] | None = None,
     after_step: Callable[[], None] | None = None,
+    watch: Watch | None = None,
     title: str = "training",
     progress: bool = True,
 ) -> TrainResult:
@@ -82,6 +101,7 @@ def train(
             and a finished one is read back; a folder that holds anything else is refused.
         description: What else tells this training from others, as JSON values; compared on resumption.
         after_step: Called after every update of the weights; may change them in place.
+        watch: Judges the averaged weights at every validation and at the end; the best of them are kept.
         title: Name on the progress bar.
         progress: Show it.
     """
@@ -101,7 +121,7 @@ def train(
             stack.enter_context(owned(place))
             claim(place, {"settings": settings.identity(), **(description or {})})
         accelerator.wait_for_everyone()
-        trainer = Trainer(objective, data, settings, validation, place, accelerator, after_step, title)
+        trainer = Trainer(objective, data, settings, validation, place, accelerator, after_step, watch, title)
         return trainer.run(progress)
 
 
@@ -117,9 +137,10 @@ class Trainer:
         folder: Path | None,
         accelerator: Accelerator,
         after_step: Callable[[], None] | None,
+        watch: Watch | None,
         title: str,
     ) -> None:
-        self.objective, self.settings, self.validation = objective, settings, validation
+        self.objective, self.settings, self.validation, self.watch = objective, settings, validation, watch
         self.folder, self.accelerator, self.title = folder, accelerator, title
         self.device: torch.device = accelerator.device
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
@@ -140,6 +161,7 @@ class Trainer:
             stack.callback(self._release)
             stack.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
             stack.enter_context(backends(s.precision, self.device))
+            self._start_watch()
             if not self._resume():
                 state.total = self._count_steps()
                 self._save()
@@ -150,9 +172,17 @@ class Trainer:
                 where = (self.accelerator, self.folder, state)
                 log = Log(*where, title=self.title, batch_size=s.batch_size, visible=progress)
                 self._loop(stack.enter_context(log), stop)
-        state.ema.copy_to_live()
+        state.copy_result_to_live()
         self.objective.eval()
-        result = TrainResult(state.step, state.step * s.batch_size, state.compute_seconds, state.losses, self.folder)
+        result = TrainResult(
+            state.step,
+            state.step * s.batch_size,
+            state.compute_seconds,
+            state.losses,
+            self.folder,
+            state.watched.get("kept_step"),
+            state.watched.get("collapsed", False),
+        )
         if self.folder and self.accelerator.is_main_process:
             write_json(self.folder / RESULT, {**asdict(result), "folder": None})
         return result
@@ -221,6 +251,7 @@ class Trainer:
     def _loop(self, log: Log, stop: StopRequest) -> None:
         s, state = self.settings, self.state
         validations = evenly(s.validations, state.total) if self.validation else frozenset()
+        watched = evenly(max(1, s.validations), state.total) if self.watch else frozenset()
         milestones = evenly(s.milestones, state.total) if self.folder else frozenset()
         tally, saved, started = Tally(), time.monotonic(), clock(self.device)
         while state.step < state.total:
@@ -228,7 +259,7 @@ class Trainer:
             state.ema.update(state.step)
             state.step += 1
             last = state.step == state.total
-            reporting = last or state.step % s.log_every == 0 or state.step in validations
+            reporting = last or state.step % s.log_every == 0 or state.step in validations | watched
             saving = last or time.monotonic() - saved >= s.checkpoint_seconds
             stopping = bool(stop) if self.world == 1 else reporting and self._anyone(bool(stop))
             if not (reporting or saving or stopping or state.step in milestones):
@@ -237,15 +268,16 @@ class Trainer:
             self._require_finite(tally)
             if reporting:
                 values = self._means(tally) | (self._validate() if state.step in validations else {})
+                values |= self._judge() if state.step in watched else {}
                 state.losses |= values
                 log.write(values | {"learning_rate": learning_rate(s, state.step - 1, state.total)})
                 tally = Tally()
             if state.step in milestones:
                 self._snapshot()
-            if saving or stopping:
+            if saving or stopping or state.step == state.total:
                 self._save()
                 saved = time.monotonic()
-            if stopping and not last:
+            if stopping and state.step < state.total:
                 raise Interrupted(
                     f"{self.title} was asked to stop at step {state.step} of {state.total} and saved its state: "
                     "the same command goes on from there."
@@ -282,6 +314,33 @@ class Trainer:
         """Validation losses of the averaged weights."""
         with self.state.ema.applied(), self.autocast:
             return validate(self.objective, self.validation or (), self.settings, self.device, self.dtype)
+
+    def _start_watch(self) -> None:
+        """Measure what training begins with; a checkpoint that knows it better replaces this."""
+        if self.watch is not None:
+            figures = self._figures(self.watch)
+            self.state.watched = {"start": figures}
+            self.state.keep(figures)
+
+    def _judge(self) -> dict[str, float]:
+        """The watch's figures as `val/…`; the best weights are kept, and a collapse makes this step the last."""
+        assert self.watch is not None
+        state, figures = self.state, self._figures(self.watch)
+        start, best = state.watched["start"], state.watched["best"]
+        if self.watch.improves(figures, best, start):
+            state.keep(figures)
+        if self.watch.has_collapsed(figures, start):
+            state.watched["collapsed"] = True
+            state.total = state.step
+        return {f"val/{name}": value for name, value in figures.items()}
+
+    def _figures(self, watch: Watch) -> dict[str, float]:
+        """What `watch` measures of the averaged weights, the same in all processes so that all decide alike."""
+        self.objective.eval()
+        with self.state.ema.applied():
+            measured = [watch.measure()]
+        self.objective.train()
+        return broadcast_object_list(measured)[0] if self.world > 1 else measured[0]
 
     # Keeping and judging
 

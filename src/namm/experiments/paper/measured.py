@@ -22,7 +22,7 @@ from namm.evaluation import Extractor, compare, kid, picture_for
 from namm.evaluation.rows import View
 from namm.experiments.cells import CellOutcome
 from namm.experiments.data_stage import images_file
-from namm.experiments.evaluate_stage import METRICS
+from namm.experiments.judgement import METRICS
 from namm.experiments.plain import digest
 from namm.experiments.settings import Settings
 from namm.experiments.stages import stage_keys
