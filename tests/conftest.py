@@ -93,5 +93,5 @@ def whole_run(tiny_preset, tmp_path_factory) -> Path:
     """A run of every stage from the data to the evaluation, and of both autoencoders; to be read, or copied."""
     folder = tmp_path_factory.mktemp("whole") / "burgers"
     for last in ("evaluate", "vae"):
-        run(tiny_preset, folder, until=last, tell=lambda line: None, progress=False)
+        run(tiny_preset, folder, until=last, tell=lambda line: None, progress=False, force=True)
     return folder

@@ -24,6 +24,7 @@ def neutral(x):
 """
 OWN = ["--data", "ions.h5", "--constraint", "charges:neutral"]
 TINY = [
+    "--force",  # so little training makes no map worth going on with
     *("--map.g.layers", "1", "--map.g.filters", "4", "--map.f.filters", "4", "--map.f.blocks", "1"),
     *("--map.f.downsamplings", "1", "--map.train.batch-size", "4", "--map.train.budget", "6 steps"),
     *("--mdm.network.filters", "8", "--mdm.network.multipliers", "1", "--mdm.train.budget", "6 steps"),

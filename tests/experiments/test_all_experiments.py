@@ -63,7 +63,7 @@ def tiny(experiment, counter):
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_stage_of_every_experiment(experiment, counter, tmp_path):
     chosen, folder = tiny(experiment, counter), tmp_path / "run"
-    records = run(chosen, folder, tell=lambda line: None, progress=False)
+    records = run(chosen, folder, tell=lambda line: None, progress=False, force=True)
     assert [name for name, record in records.items() if record.is_complete(folder / name)] == [
         *("data", "map", "mdm", "samples", "finetune", "dm", "evaluate", "report")
     ]

@@ -114,11 +114,11 @@ def test_an_interrupted_evaluation_keeps_its_samples(whole_run, tiny_preset, tmp
     with monkeypatch.context() as patch:
         patch.setattr(partial, "write_block", failing)
         with pytest.raises(KeyboardInterrupt):
-            run(tiny_preset, folder, until="evaluate", tell=lambda line: None, progress=False)
+            run(tiny_preset, folder, until="evaluate", tell=lambda line: None, progress=False, force=True)
     ours = folder / "evaluate" / "mdm.h5"
     assert sorted(path.name for path in (folder / "evaluate").glob("*.h5*")) == ["dm.h5.partial", "mdm.h5"]
     before = ours.stat().st_mtime_ns
-    run(tiny_preset, folder, until="evaluate", tell=lambda line: None, progress=False)
+    run(tiny_preset, folder, until="evaluate", tell=lambda line: None, progress=False, force=True)
     assert ours.stat().st_mtime_ns == before
     assert json.loads((folder / "evaluate" / "metrics.json").read_text()) == metrics
 
@@ -141,7 +141,7 @@ def test_kid_and_fid_where_they_are_asked_for(whole_run, tiny_preset, tmp_path, 
     monkeypatch.setattr("namm.evaluation.inception.load_inception", Mixture)
     folder = shutil.copytree(whole_run, tmp_path / "run")
     asked = with_inception(tiny_preset, kid_subsets=3, n_fid=66)
-    run(asked, folder, until="evaluate", tell=lambda line: None, progress=False)
+    run(asked, folder, until="evaluate", tell=lambda line: None, progress=False, force=True)
     rows = json.loads((folder / "evaluate" / "metrics.json").read_text())["rows"]
     test = load(folder / "data" / "images.h5", "test")
     extractor = Extractor(Clipped(), Mixture())
@@ -164,5 +164,5 @@ def test_without_the_weights_nothing_is_computed(tiny_preset, tmp_path, monkeypa
     monkeypatch.setattr("namm.evaluation.inception.load_inception", absent)
     asked = with_inception(tiny_preset, kid_subsets=3)
     with pytest.raises(UsageError, match=r"no Inception weights.*--evaluate\.kid-subsets 0"):
-        run(asked, tmp_path / "run", until="evaluate", tell=lambda line: None, progress=False)
+        run(asked, tmp_path / "run", until="evaluate", tell=lambda line: None, progress=False, force=True)
     assert not (tmp_path / "run").exists()

@@ -94,7 +94,7 @@ def test_half_way_is_shown_where_it_was_measured(found, whole_run):
 
 def test_the_lines_of_a_run_say_what_each_stage_cost(whole_run, tiny_preset, tmp_path):
     folder, lines = shutil.copytree(whole_run, tmp_path / "run"), []
-    run(tiny_preset, folder, until="evaluate", tell=lines.append, progress=False)
+    run(tiny_preset, folder, until="evaluate", tell=lines.append, progress=False, force=True)
     said = {line.split()[0]: line for line in lines}
     for stage in ("map", "mdm", "samples", "finetune", "dm"):
         assert f"done before  compute {read_record(folder / stage).compute_seconds:.1f} s, " in said[stage]
@@ -130,6 +130,7 @@ def evaluated(chosen, folder, **changes):
         until="evaluate",
         tell=lambda line: None,
         progress=False,
+        force=True,
     )
     return json.loads((folder / "evaluate" / "metrics.json").read_text())
 

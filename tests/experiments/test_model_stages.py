@@ -22,7 +22,7 @@ from namm.training.settings import TrainSettings
 
 
 def go(chosen, folder, until):
-    return run(chosen, folder, until=until, tell=lambda line: None, progress=False)
+    return run(chosen, folder, until=until, tell=lambda line: None, progress=False, force=True)
 
 
 def trained_for(run_folder, stage):

@@ -35,7 +35,7 @@ def two(tiny_preset, tmp_path_factory) -> tuple[Path, str]:
     """The folder of a run on two processes up to its samples, and what it printed."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "tiny.yaml").write_text(to_yaml(tiny_preset))
-    done = torchrun(folder, "run", "--config", "tiny.yaml", "--out", "run", "--until", "samples")
+    done = torchrun(folder, "run", "--config", "tiny.yaml", "--out", "run", "--until", "samples", "--force")
     assert done.returncode == 0, done.stderr
     return folder / "run", done.stdout
 
@@ -77,7 +77,9 @@ def test_the_samples_are_those_of_one_process(two, whole_run):
 def test_a_failure_of_one_process_ends_both_with_one_message(tiny_preset, tmp_path):
     (tmp_path / "tiny.yaml").write_text(to_yaml(tiny_preset))
     began = time.monotonic()
-    done = torchrun(tmp_path, "run", "--config", "tiny.yaml", "--out", "run", "--until", "mdm", fault="raise")
+    done = torchrun(
+        tmp_path, "run", "--config", "tiny.yaml", "--out", "run", "--until", "mdm", "--force", fault="raise"
+    )
     assert time.monotonic() - began < 120
     assert done.returncode != 0
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("namm: ")]

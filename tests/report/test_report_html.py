@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
+from namm.evaluation import Figures, judge
 from namm.evaluation.milestone import Milestone
 from namm.report import html, sections, words
 from namm.report.contents import Contents, Cost, Paper, Row, StageLine
@@ -71,6 +72,10 @@ ROWS = (
 )
 
 
+DATA = Figures(4.7e-8, 0.04, 1, 1)
+OURS, BASELINE = Figures(2.4321e-3, 0.068, 0.97, 0.95), Figures(7.2e-3, 0.093, 0.97, 0.95)
+
+
 def method(name):
     return Method(name, RNG.random((2, 1, 4, 4)), np.array([0.1, 0.2]), RNG.random(9), RNG.normal(size=(2, 1, 4, 3)))
 
@@ -85,6 +90,7 @@ def contents():
         changed=[("map.sigma_max", "0.1", "0.2")],
         settings="experiment: burgers\n",
         stages=[StageLine("data", "complete", 1.5, "images 7", "2026-11-15T10:00:00+00:00", "0.1.0")],
+        verdict=judge(OURS, BASELINE, DATA),
         rows=ROWS,
         ours=[Cost("map", 80.0, 1000), Cost("mdm", 85.0, 500), Cost("samples", 4.0), Cost("finetune", 16.0, 200)],
         baseline=[Cost("dm", 185.5, 1090)],
@@ -152,12 +158,14 @@ def test_columns_of_what_was_not_measured_are_left_out(contents):
     assert "KID and FID were not asked for" in page.text
 
 
-def test_the_headline_says_what_the_numbers_say(page):
-    assert "Our samples are 66 % closer to the rule than the baseline's: mean ℓ is 0.00243 against 0.00720" in page.text
-    assert "They resemble held-out data more than the baseline's: √MMD² is 0.0680 against 0.0930" in page.text
-    assert "not kept by smoothing" in page.text
+def test_the_verdict_comes_first_in_its_words_and_colour(contents, page):
+    assert "works: the verdict on this run." in page.text
+    for finding in contents.verdict.findings:
+        assert f"✓ {finding.sentence}" in page.text
+    assert page.text.index(contents.verdict.findings[0].sentence) < page.text.index("What was done")
+    assert ("class", "verdict works") in page.attributes
     assert "185 s of compute for ours and 186 s for the baseline." in page.text
-    assert page.numbers.count(2.4321e-3) >= 3  # lead, tile and table
+    assert page.numbers.count(2.4321e-3) >= 2  # tile and table
 
 
 def test_settings_commands_versions_and_costs_are_there(page):
@@ -201,22 +209,34 @@ def test_every_picture_shows_something_in_both_inks(page):
 
 
 @pytest.mark.parametrize(
-    ("ours", "said"),
+    ("changes", "outcome", "colour"),
     [
-        (row("finetuned", 7.25e-3), "as far from the rule as the baseline's, to within the error"),
-        (row("finetuned", 9e-3), "Our samples are farther from the rule than the baseline's"),
-        (row("finetuned", 0.0), "Our samples are 100 % closer"),
-        (row("finetuned", 1e-3, 0.2), "They resemble held-out data less than the baseline's"),
-        (row("finetuned", 1e-3, 0.0935), "as well as the baseline's, to within the scatter"),
-        (replace(row("finetuned", 1e-3), total_variation=0.6), "they are smoother than the data"),
-        (replace(row("finetuned", 1e-3), total_variation=1.6), "they are rougher than the data"),
-        (replace(row("finetuned", 1e-3), spread=0.1), "they are less varied than the data"),
+        ({"distance": 9e-3}, "no gain", "verdict no-gain"),
+        ({"distance": 0.0, "spread": 0.1}, "collapsed", "verdict collapsed"),
+        ({"total_variation": 0.6}, "no gain", "verdict no-gain"),
     ],
 )
-def test_bad_news_are_told(contents, ours, said):
-    found = Page(report(bare(contents, rows=(ROWS[0], ours, ROWS[3]))))
-    assert said in found.text
-    assert ("not kept by smoothing" in found.text) == (ours.total_variation == 0.97 and ours.spread == 0.95)
+def test_bad_news_are_told(contents, changes, outcome, colour):
+    verdict = judge(replace(OURS, **changes), BASELINE, DATA)
+    found = Page(report(bare(contents, verdict=verdict)))
+    assert f"{outcome}: the verdict on this run." in found.text
+    assert ("class", colour) in found.attributes
+    assert "✗" in found.text
+    assert f"What to try next:{verdict.next_steps[0]}" in found.text
+    assert "closer to the rule" not in found.text
+
+
+def test_without_samples_the_map_is_what_is_judged(contents):
+    found = Page(report(bare(contents, rows=())))
+    assert "the verdict on the map of this run, which is all there is to judge" in found.text
+    assert "verdict on" not in Page(report(bare(contents, verdict=None))).text
+
+
+def test_rows_have_verdicts_of_their_own(contents):
+    rows = [replace(each, verdict="no gain" if each.name == "mdm" else None) for each in ROWS]
+    page = Page(report(bare(contents, rows=rows)))
+    assert next(head for head, _ in page.rows if head.startswith("mean ℓ")).endswith("spreadverdict")
+    assert next(head for head, _ in page.rows if head.startswith("ours, not finetuned")).endswith("no gain")
 
 
 def test_a_baseline_of_less_compute_and_other_ways_are_named(contents):

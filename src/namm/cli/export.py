@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     rule = trained.rule()
     draft = folder.with_name(f".{folder.name}.partial")  # so that the folder is whole or not there
     shutil.rmtree(draft, ignore_errors=True)
-    verdict = run_verdict(run) if options.model == "mdm" else None
+    verdict = run_verdict(run, stage) if options.model == "mdm" else None
     pipeline = NAMMPipeline.from_parts(cast(Any, source.model), cast(Any, source.mirror), rule, verdict)
     pipeline.save_pretrained(draft, half=options.half)
     if folder.exists():

@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
     how = "" if sampler is None else f", {sampler.method} of {sampler.steps} steps"
     print(f"{options.model} of {run}, {THROUGH[stage]}{how}, seed {seed}", flush=True)
     _draw(options, trained, source, sampler, seed)
-    _judge(options, run)
+    _judge(options, run, stage)
     return 0
 
 
@@ -150,7 +150,7 @@ def _draw(options: Sample, trained: "Trained", source: "Mirrored", sampler: Samp
     )
 
 
-def _judge(options: Sample, run: Path) -> None:
+def _judge(options: Sample, run: Path, stage: str | None) -> None:
     """Say how the samples compare with the run's own held-out images, and what the verdict on the run is."""
     from namm.datasets import open_store
     from namm.evaluation.quality import measure_images, ratio
@@ -170,5 +170,5 @@ def _judge(options: Sample, run: Path) -> None:
         print(f"total variation {variation:.2f} and spread {spread:.2f} of the data's")
     if options.n >= FEW and loses_images(variation, spread):
         print("collapsed: these samples have lost the images, whatever their ℓ is")
-    if options.model == "mdm" and (verdict := run_verdict(run)) is not None:
+    if options.model == "mdm" and (verdict := run_verdict(run, stage)) is not None:
         print("\n".join(verdict.lines()))

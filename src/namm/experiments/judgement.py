@@ -23,15 +23,19 @@ def judge_rows(
     return {name: judge(row, baseline, data, **how) for name, row in figures.items()}
 
 
-def run_verdict(run: Path) -> Verdict | None:
+def run_verdict(run: Path, stage: str | None = "finetune") -> Verdict | None:
     """The verdict on a run: on its evaluation where that is complete, else on its map; None where neither is.
 
     Runs of version 0.1 kept none, and are judged by the figures that they kept.
+
+    Args:
+        run: The run's folder.
+        stage: The stage whose f the samples go through; `map` for those that are not finetuned.
     """
     learned = read_record(run / "map").results if is_complete(run, "map") else None
     if is_complete(run, "evaluate"):
         metrics = json.loads((run / "evaluate" / METRICS).read_text())
-        if "verdict" in metrics:
+        if "verdict" in metrics and stage == "finetune":
             return Verdict.from_json(metrics["verdict"])
-        return judge_rows(metrics["rows"], learned)["finetuned"]
+        return judge_rows(metrics["rows"], learned)["finetuned" if stage == "finetune" else "mdm"]
     return None if learned is None else judge_map(learned)
