@@ -52,7 +52,7 @@ def evaluate(
     seeded = replace(seeded, evaluate=fewer)
     chosen = replace(chosen, settings=seeded)
     folder = out / folder_name(experiment, name, times, seed)
-    run(chosen, folder, until="evaluate")
+    run(chosen, folder, until="evaluate", force=True)
     metrics: Rows = json.loads((folder / "evaluate" / "metrics.json").read_text())
     return metrics
 

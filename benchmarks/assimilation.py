@@ -86,7 +86,7 @@ def with_more_map(s: Settings) -> Settings:
 def study(chosen: Preset, folder: Path, options: argparse.Namespace) -> Study:
     """Train what is missing, choose, compare."""
     for stage in ("finetune", "dm"):
-        run(chosen, folder, until=stage)
+        run(chosen, folder, until=stage, force=True)
     trained = Trained.load(folder)
     rule, sources = trained.rule(), priors(trained, METHODS)
     steps = AncestralSteps(options.steps) if options.steps >= 1000 else DDIMSteps(options.steps)

@@ -117,7 +117,7 @@ def small() -> Preset:
 def trained(chosen: Preset, folder: Path) -> tuple[dict[str, Mirrored], Constraint]:
     """Both models of a run, trained first where they are not."""
     for stage in ("finetune", "dm"):
-        run(chosen, folder, until=stage)
+        run(chosen, folder, until=stage, force=True)
     parts = Trained.load(folder)
     sources = {"MDM + f": parts.source("mdm", parts.mirror("finetune")), "DM": parts.source("dm", IdentityMap())}
     return sources, parts.rule().cpu()

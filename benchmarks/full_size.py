@@ -81,7 +81,7 @@ def bring(cell: CellOutcome) -> None:
 
         here = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU with {os.cpu_count()} cores"
         write_json(_machines_file(cell.folder), sorted({*_machines(cell.folder), f"{platform.machine()}, {here}"}))
-    run(cell.cell.preset, cell.folder, until=cell.cell.until, tell=partial(print, flush=True))
+    run(cell.cell.preset, cell.folder, until=cell.cell.until, tell=partial(print, flush=True), force=True)
 
 
 def _machines(folder: Path) -> list[str]:

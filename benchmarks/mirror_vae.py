@@ -35,7 +35,7 @@ MINUTES, MAP_MINUTES, WEIGHT = 4.0, 1.5, 0.5
 
 def scores(chosen: Preset, folder: Path, n: int, subset: int) -> dict[str, Scores]:
     """Both autoencoders, trained first where they are not, and real images."""
-    run(chosen, folder, until="vae")
+    run(chosen, folder, until="vae", force=True)
     parts = Trained.load(folder)
     sources = {"MVAE": parts.source("mvae", parts.mirror("map")), "VAE": parts.source("vae", IdentityMap())}
     seed = chosen.settings.evaluate.seed
