@@ -144,7 +144,7 @@ def judge(
         map_figures: What the stage `map` measured, from which causes are told.
         repaired: The baseline's samples through f(g(·)), which may do better.
     """
-    findings = (
+    findings: tuple[Finding, ...] = (
         _distance_finding(ours, baseline, data),
         _mmd_finding(ours, baseline, data),
         _resemblance_finding(ours, baseline),
