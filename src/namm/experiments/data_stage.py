@@ -1,6 +1,5 @@
 """The stage `data`: the images of an experiment in one HDF5 file."""
 
-import sys
 from pathlib import Path
 
 from namm.datasets import open_store, write_store
@@ -15,8 +14,7 @@ CHECKED = 256
 def make_data(work: Work) -> Outcome:
     """Draw the images, or go on drawing them, and measure how well they keep their rule."""
     data = work.settings.data
-    quiet = not (work.progress and sys.stdout.isatty())
-    path = write_store(images_file(work.folder), dataset(data), data.sizes, seed=data.seed, quiet=quiet)
+    path = write_store(images_file(work.folder), dataset(data), data.sizes, seed=data.seed, quiet=not work.progress)
     with open_store(path) as store:
         report = constraint(data.rule).check(store["train"][:CHECKED])
         shape = "×".join(map(str, store["train"].shape[1:]))
