@@ -52,7 +52,7 @@ def test_title_bar_steps_and_time_stay_whatever_the_terms(width, title):
 
 
 def test_all_terms_are_there_where_they_fit():
-    first, second = drawn(250)
+    _, second = drawn(250)
     assert second.split() == [word for name, value in TERMS.items() for word in (name, f"{value:.4g}")]
     assert len(drawn(80, values={})) == 1
 

@@ -8,7 +8,7 @@ values have a second line, from which whole terms are dropped on the right where
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -91,7 +91,7 @@ class ProgressBar:
 class _TwoLines(Progress):
     """Rich's table of columns, and the terms below it."""
 
-    terms: list[str] = []
+    terms: Sequence[str] = ()
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
@@ -102,14 +102,14 @@ class _TwoLines(Progress):
 class _Terms:
     """As many terms as fit into one line."""
 
-    def __init__(self, terms: list[str]) -> None:
+    def __init__(self, terms: Sequence[str]) -> None:
         self.terms = terms
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(fitted(self.terms, options.max_width), no_wrap=True, overflow="ellipsis")
 
 
-def fitted(terms: list[str], width: int) -> str:
+def fitted(terms: Sequence[str], width: int) -> str:
     """The first of `terms` in a line of at most `width` characters, with … for those left out.
 
     The first term stays whatever the width.
