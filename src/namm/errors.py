@@ -54,6 +54,10 @@ class Interrupted(NammError):
     """Work was asked to stop (SIGTERM or Ctrl-C) and saved its state first."""
 
 
+class NammWarning(UserWarning):
+    """Data or settings that can be used but seldom should be; the command line prints the sentence alone."""
+
+
 SHORTAGE = ("out of memory", "not enough memory", "DefaultCPUAllocator", "ALLOC_FAILED", "bad allocation")
 """What allocators say that have no error of their own: torch's for the CPU, CUDA's libraries."""
 

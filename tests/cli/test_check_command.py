@@ -105,8 +105,8 @@ def test_burgers_with_the_authors_scheme(check, tmp_path):
     from namm.constraints.burgers import Burgers
     from namm.simulators.burgers import euler
 
-    start = 0.5 + 0.4 * torch.sin(torch.linspace(0, 6.28, 16))
-    images = Burgers(step=euler, dt=0.05).project(start[None, None, :, None].expand(4, 1, 16, 8).contiguous())
+    start = 0.5 + 0.4 * torch.sin(torch.linspace(0, 6.28, 16) + torch.arange(4.0)[:, None])
+    images = Burgers(step=euler, dt=0.05).project(start[:, None, :, None].expand(4, 1, 16, 8).contiguous())
     np.save("euler.npy", images.numpy())
     code, out, _ = check("burgers", "euler.npy", "--layout", "NCHW", "--dt", "0.05", "--step", "euler")
     assert code == 0
@@ -153,6 +153,29 @@ def test_a_users_own_rule(check, tmp_path):
     code, out, _ = check("my_rules:Bounded", "random.npy", "--layout", "NCHW", "--noise", "5")
     assert code == 0
     assert "Bounded on 30 images" in out
+
+
+def test_a_rule_that_does_not_notice_the_noise_is_refused(check):
+    code, out, err = check("my_rules:Bounded", "random.npy", "--layout", "NCHW", "--noise", "0.2")
+    assert code == 1
+    assert "inactive at this noise" in out
+    assert "the constraint Bounded is inactive: its mean distance is 0 on the data and 0 with noise of 0.2" in err
+    assert "--noise of `namm check`" in err
+
+
+@pytest.mark.parametrize(
+    ("images", "code", "message"),
+    [
+        (np.full((6, 1, 8, 8), 0.7), 1, "the images are constant: in all 6 images every channel has the same value"),
+        (np.tile(np.random.default_rng(1).random((1, 1, 8, 8)), (6, 1, 1, 1)), 1, "all 6 images are copies of one"),
+        (1e20 * np.random.default_rng(1).random((6, 1, 8, 8)), 1, "the images reach 9.99e+19"),
+        (np.arange(6.0)[:, None, None, None] * np.ones((1, 1, 8, 8)), 0, "every image of the images is constant in"),
+    ],
+)
+def test_images_with_nothing_to_learn_are_refused(check, images, code, message):
+    np.save("odd.npy", images.astype(np.float32))
+    got, out, err = check("my_rules:symmetric", "odd.npy", "--layout", "NCHW")
+    assert (got, message in out + err) == (code, True), out + err
 
 
 def test_a_module_that_fails_is_named(check, tmp_path):

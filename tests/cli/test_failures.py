@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import h5py
 import numpy as np
@@ -14,8 +15,8 @@ import pytest
 import torch
 
 import namm.cli
-from namm.cli import COMMANDS, main
-from namm.errors import DataError, Interrupted, MemoryShortage, UsageError
+from namm.cli import COMMANDS, main, sentences
+from namm.errors import DataError, Interrupted, MemoryShortage, NammWarning, UsageError
 
 ERRORS = {
     "usage": (UsageError("n must be positive."), 2, "n must be positive."),
@@ -342,3 +343,13 @@ def test_a_file_that_became_unreadable_half_way_is_named(place, capsys):
     content = (place / "cut.h5").read_bytes()
     (place / "cut.h5").write_bytes(content[: len(content) // 2])
     fails(place, capsys, ["run", "--data", "cut.h5", *IONS[2:]], 1, "cut.h5 cannot be read as HDF5")
+
+
+def test_our_own_warnings_are_sentences_and_others_keep_their_place():
+    before = warnings.formatwarning
+    with sentences():
+        ours = warnings.formatwarning("σ_max is large.", NammWarning, "maps.py", 7)
+        others = warnings.formatwarning("old", DeprecationWarning, "maps.py", 7, "code")
+    assert ours == "namm: warning: σ_max is large.\n"
+    assert "maps.py:7: DeprecationWarning: old" in others
+    assert warnings.formatwarning is before

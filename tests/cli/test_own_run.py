@@ -15,7 +15,7 @@ from namm.cli import main
 from namm.cli.run import choose
 from namm.constraints import constraint
 from namm.datasets import open_store
-from namm.errors import DataError
+from namm.errors import DataError, NammWarning
 from namm.experiments.folder import read_record
 
 RULE = """
@@ -366,6 +366,18 @@ def breaks(x):
 def raises(x):
     raise ValueError("not today")
 
+def bounded(x):
+    return (x.abs() - 3).clamp(min=0).mean((1, 2, 3))
+
+def faint(x):
+    return 1e-33 * x.sum(1).abs().mean((1, 2))
+
+def huge(x):
+    return 1e33 * x.sum(1).abs().mean((1, 2))
+
+def steep(x):
+    return torch.exp(1000 * x.sum(1).abs().mean((1, 2))) - 1
+
 number = 3
 """
 
@@ -373,6 +385,10 @@ number = 3
 @pytest.mark.parametrize(
     ("rule", "code", "message"),
     [
+        ("wrong:bounded", 1, "bounded is inactive: its mean distance is 0 on the data and 0 with noise of 0."),
+        ("wrong:faint", 1, "which asks for λ = 7.2e+33, and float32 cannot train with that: multiply ℓ by 4e+33"),
+        ("wrong:huge", 1, "float32 cannot train with that: multiply ℓ by 4e-33 in the rule"),
+        ("wrong:steep", 1, "steep is inf at image 0 of the data with noise"),
         ("wrong:flat", 1, "flat has zero gradient"),
         ("wrong:whole", 1, "whole returned shape ()"),
         ("wrong:breaks", 1, "the data break the constraint breaks"),
@@ -389,6 +405,43 @@ def test_a_rule_that_cannot_be_used_is_refused_before_anything_is_made(mine, nam
     sys.modules.pop("wrong", None)
     assert (got, message in said) == (code, True), said
     assert not (mine / "new").exists()
+
+
+def neutral_with(channel):
+    """Three charges that add up to nothing, of which the first is `channel`, (N, 8, 8)."""
+    second = ions()[: len(channel), 1]
+    return np.stack([channel, second, -channel - second], 1)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((40, 3, 8, 8)), "the images are constant: in all 32 images every channel has the same value"),
+        (np.repeat(ions(1), 40, 0), "the images are constant: all 32 images are copies of one"),
+        (1e18 * ions(40), "cannot hold sums of squares of values above 1e+15"),
+        (1e-20 * ions(40), "the images have a standard deviation of"),
+    ],
+)
+def test_images_that_cannot_be_learned_from_are_refused_before_anything_is_made(here, namm, images, message):
+    np.save("odd.npy", images.astype(np.float32))
+    code, said = namm("run", "--data", "odd.npy", *OWN[2:], "--out", "new")
+    assert (code, message in said) == (1, True), said
+    assert not (here / "new").exists()
+
+
+def test_a_constant_channel_is_pointed_out(here, capsys):
+    np.save("still.npy", neutral_with(np.full((40, 8, 8), 0.5, np.float32)))
+    settled(data="still.npy", constraint="charges:neutral")
+    assert "channel 0 of the images is constant" in capsys.readouterr().out
+
+
+def test_sigma_and_lambda_far_from_usual_are_warned_of_before_the_map_is_trained(here, namm):
+    asked = ("--map.sigma-max", "50", "--map.weights.constraint", "1e8", "--until", "map")
+    with pytest.warns(NammWarning) as found:
+        assert namm("run", *OWN, *TINY, *asked)[0] == 0
+    said = [str(each.message) for each in found]
+    assert any("σ_max = 50 is 1.2e+02 standard deviations of the images (0.41), which drowns" in each for each in said)
+    assert any("λ = 1e+08 makes λ·ℓ" in each and "ignore all but the rule" in each for each in said)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """`check`: what it measures, and one refusal for each way to break the contract."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from namm.constraints import TotalFlux, constraint
-from namm.constraints.contract import ConstraintReport
+from namm.constraints.contract import ConstraintReport, check_at, unusual
 from namm.errors import ConstraintError, DataError, UsageError
 
 TOTAL = 10.0
@@ -196,6 +199,39 @@ def test_accepts_an_inequality_that_is_inactive_at_this_noise():
     report = rule.check(data())
     assert (report.noisy_mean, report.gradient_norm) == (0.0, 0.0)
     assert rule.check(data(), noise=3.0).gradient_norm > 0
+
+
+def test_a_rule_that_does_not_notice_the_noise_is_refused_where_it_is_to_be_learned():
+    rule = constraint(lambda x: torch.relu(excess(x) - 2), name="bounded")
+    with pytest.raises(ConstraintError, match=r"bounded is inactive: .* 0 on the data and 0 with noise of 0\.1 data"):
+        rule.check(data()).require_active()
+    loud = rule.check(data(), noise=3.0)
+    assert loud.require_active() is loud
+
+
+def test_noise_in_the_units_of_the_images():
+    x = data()
+    std = float(x.std(correction=0))
+    found, expected = (
+        dataclasses.astuple(each)[1:]
+        for each in (check_at(TotalFlux(TOTAL), x, 0.3 * std), TotalFlux(TOTAL).check(x, noise=0.3))
+    )
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.floats(-12, 12), st.floats(-9, 9), st.floats(-3, 3))
+def test_unusual_noise_and_weights_are_named_and_only_those(cost, noise, std):
+    """The weight is such that λ·ℓ is 10^cost times σ_max, which is 10^noise standard deviations."""
+    std, noise, cost = 10**std, 10**noise, 10**cost
+    assume(all(abs(math.log(cost / limit)) > 1e-6 for limit in (1e-4, 1e5)))
+    assume(all(abs(math.log(noise / limit)) > 1e-6 for limit in (1e-4, 10)))
+    sigma, distance = noise * std, 0.7
+    report = ConstraintReport("rule", 5, 0.0, 0.0, 0.0, 0, noise, distance, 1.0)
+    found = " ".join(unusual(report, sigma, cost * sigma / distance))
+    assert ("σ_max =" in found and "(map.sigma_max)" in found) == (not 1e-4 < noise < 10)
+    assert ("drowns" in found, "too little" in found) == (noise > 10, noise < 1e-4)
+    assert ("will ignore the rule" in found, "all but the rule" in found) == (cost < 1e-4, cost > 1e5)
+    assert unusual(report, sigma, 0.0) == unusual(report, sigma, 10 * sigma / distance)  # no rule, no word about it
 
 
 def test_refuses_a_root_at_zero():

@@ -16,7 +16,7 @@ from namm import Count
 from namm.constraints import Counter
 from namm.constraints.description import describe, rebuild
 from namm.datasets import galaxies
-from namm.errors import CheckpointError, DataError, UsageError
+from namm.errors import CheckpointError, ConstraintError, DataError, UsageError
 from namm.experiments import build
 from namm.experiments.data_settings import CountData, CountRule
 
@@ -187,6 +187,13 @@ def test_data_are_judged_by_the_mean_miscount_over_the_count():
     assert none.floor_ratio == pytest.approx(0.25)
     with pytest.raises(DataError, match=r"off 0 by 0\.25 on average.*; 0\.1 is allowed"):
         none.require_obeyed()
+
+
+def test_a_counter_may_notice_little_of_the_noise_but_not_nothing():
+    report = Count(TopRow(), 8).check(images_of(8, 8, 9, 8))
+    assert replace(report, noisy_mean=0.01 * report.mean).require_active()
+    with pytest.raises(ConstraintError, match="Count is inactive"):
+        replace(report, mean=0.0, noisy_mean=0.0).require_active()
 
 
 # From settings

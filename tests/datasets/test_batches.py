@@ -13,6 +13,7 @@ from namm.datasets.batches import (
     StreamingBatches,
     batches,
     check_images,
+    check_values,
     map_images,
     to_tensor,
 )
@@ -93,6 +94,88 @@ def test_what_is_no_set_of_images_is_refused():
         check_images(torch.zeros(3, 4, 4))
     with pytest.raises(DataError, match="empty"):
         check_images(torch.zeros(0, 1, 4, 4))
+
+
+def varied(n, channels, seed=0):
+    """Images of mean 0 and standard deviation 1, in float64."""
+    return torch.randn(n, channels, 4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
+
+
+@given(st.floats(-40, 38), st.integers(1, 5), st.integers(1, 3), st.sampled_from([0.0, 3.0]))
+def test_scales_are_refused_where_float32_cannot_square_them(exponent, n, channels, shift):
+    x = (varied(n, channels) + shift) * 10.0**exponent
+    if x.abs().max() > 1e15:
+        with pytest.raises(DataError, match=r"the data reach .* above 1e\+15: divide"):
+            check_values(x)
+    elif max(np.std(x[:, c].numpy()) for c in range(channels)) < 1e-15:
+        with pytest.raises(DataError, match=r"standard deviation of .* below 1e-15 well: multiply"):
+            check_values(x)
+    else:
+        assert check_values(x) == []
+        pixels = x.float().flatten()
+        assert 0 < pixels.expand(1000, -1).square().sum() < float("inf")  # the reason for the limits
+
+
+@given(st.floats(-1e14, 1e14), st.integers(1, 400), st.integers(1, 3), st.sampled_from([torch.float32, torch.double]))
+def test_constant_images_are_refused_to_within_rounding(value, n, channels, dtype):
+    x = torch.full((n, channels, 4, 4), value, dtype=dtype)
+    with pytest.raises(DataError, match=r"the data are constant: in (all|256 of the) \d+ images every channel"):
+        check_values(x * (1 + 1e-8 * varied(n, channels).to(dtype)))
+    if n > 1 and channels > 1:  # one colour each, the same for all
+        with pytest.raises(DataError, match="the data are constant"):
+            check_values(torch.arange(channels).reshape(1, -1, 1, 1) + x / 1e15)
+
+
+@given(st.integers(2, 400), st.integers(1, 3), st.floats(-10, 10))
+def test_copies_of_one_image_are_refused_but_one_image_is_not(n, channels, exponent):
+    one = varied(1, channels) * 10**exponent
+    with pytest.raises(DataError, match="images are copies of one, to within rounding"):
+        check_values(one.expand(n, -1, -1, -1).clone())
+    assert check_values(one) == []
+    assert check_values(one * torch.linspace(1, 1.001, n).reshape(-1, 1, 1, 1)) == []
+
+
+@given(st.integers(2, 30), st.floats(-1e6, 1e6))
+def test_a_constant_channel_among_others_is_allowed_and_named(n, value):
+    x = varied(n, 3)
+    x[:, 1] = value
+    assert [each[:38] for each in check_values(x)] == ["channel 1 of the data is constant: it "]
+    x[:, 1] = 1e-9 * varied(n, 1, seed=1)[:, 0]  # small beside the others, but not constant
+    assert check_values(x) == []
+
+
+def test_images_that_are_constant_each_are_allowed_and_named():
+    x = varied(20, 2)[..., :1, :1]
+    assert check_values(x) == []  # vectors: there is no space
+    assert check_values(x.expand(-1, -1, 4, 4)) == [
+        "every image of the data is constant in space: figures of total variation mean nothing."
+    ]
+
+
+def test_of_a_large_set_a_few_images_all_over_it_are_read():
+    class Large:
+        """A million images that are read as smaller ones."""
+
+        def __init__(self, size):
+            self.shape, self.rows = (10**6, 1, size, size), None
+
+        def __getitem__(self, rows):
+            self.rows = rows
+            return varied(len(rows), 1)
+
+    small, huge = Large(4), Large(4096)
+    check_values(small)
+    assert len(small.rows) == 256
+    assert (small.rows[0], small.rows[-1]) == (0, 10**6 - 1)
+    assert np.diff(small.rows).max() < 4000
+    check_values(huge)
+    assert huge.rows.tolist() == [0, 10**6 - 1]
+
+
+def test_values_that_are_not_finite_are_left_to_those_who_read_everything():
+    x = varied(5, 1)
+    x[2, 0, 1, 1] = float("nan")
+    assert check_values(x) == []
 
 
 def test_images_are_mapped_in_plain_float32_whatever_surrounds():

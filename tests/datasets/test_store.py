@@ -252,11 +252,14 @@ def test_sizes_without_meaning_are_refused(tmp_path, sizes):
     assert not list(tmp_path.iterdir())
 
 
-def test_progress_is_shown_unless_quiet(tmp_path, capsys):
-    write_store(tmp_path / "a.h5", RECIPE, SIZES, quiet=True)
-    assert capsys.readouterr().out == ""
-    write_store(tmp_path / "b.h5", RECIPE, SIZES)
-    assert "274/274" in capsys.readouterr().out
+def test_progress_is_shown_on_a_terminal_unless_quiet(tmp_path, capsys, monkeypatch):
+    write_store(tmp_path / "a.h5", RECIPE, SIZES)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # stderr counts as a terminal
+    write_store(tmp_path / "b.h5", RECIPE, SIZES, quiet=True)
+    assert capsys.readouterr() == ("", "")
+    write_store(tmp_path / "c.h5", RECIPE, SIZES)
+    printed = capsys.readouterr()
+    assert (printed.out, "274/274" in printed.err) == ("", True)
 
 
 KILLED = {"size": 32}

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from namm.constraints import Counter
+from namm.constraints import Counter, constraint
 from namm.datasets import open_store
+from namm.errors import ConstraintError, DataError
 from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.map_stage import mirror_folder
@@ -88,3 +89,21 @@ def test_every_stage_of_every_experiment(experiment, counter, tmp_path):
         assert rows[row]["distance"]["mean"] == pytest.approx(distance, rel=1e-4)
         assert f'<data value="{rows[row]["distance"]["mean"]}"' in page
     assert ("projected" in rows) == rule.has_project
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_rule_that_sigma_max_does_not_wake_and_constant_images_end_the_stage_data(
+    experiment, counter, tmp_path, monkeypatch
+):
+    chosen = tiny(experiment, counter)
+    recipe, sigma = build.dataset(chosen.settings.data), chosen.settings.map.sigma_max
+    x = recipe.block(chosen.settings.data.seed, "train", 0)
+    most = float(x.abs().max() + 6 * max(sigma, 0.1 * x.std()))
+    bounded = constraint(lambda x: (x.abs() - most).clamp(min=0).mean((1, 2, 3)), name="bounded")
+    monkeypatch.setattr("namm.experiments.data_stage.constraint", lambda rule: bounded)
+    with pytest.raises(ConstraintError, match=r"bounded is inactive: .* or take more noise: map\.sigma_max"):
+        run(chosen, tmp_path / "inactive", tell=lambda line: None, progress=False)
+    monkeypatch.setattr(type(recipe), "blocks", lambda self, seed, split, ks: (torch.full_like(x, 0.3) for _ in ks))
+    with pytest.raises(DataError, match="the data are constant: in all 24 images"):
+        run(chosen, tmp_path / "constant", tell=lambda line: None, progress=False)
+    assert not list(tmp_path.glob("*/map"))

@@ -68,11 +68,14 @@ locked = Locked()
 def fails(x):
     raise IndexError("too late")
 
-late_residual = constraint(plain, residual=fails)
-late_project = constraint(plain, project=fails)
-odd_residual = constraint(plain, residual=lambda x: x.sum())
-odd_project = constraint(plain, project=lambda x: x[:, :, :2])
-whole = constraint(plain, residual=lambda x: x, project=torch.zeros_like)
+def balanced(x):
+    return x.mean((1, 2, 3)).abs()
+
+late_residual = constraint(balanced, residual=fails)
+late_project = constraint(balanced, project=fails)
+odd_residual = constraint(balanced, residual=lambda x: x.sum())
+odd_project = constraint(balanced, project=lambda x: x[:, :, :2])
+whole = constraint(balanced, residual=lambda x: x, project=torch.zeros_like)
 """
 X = torch.tensor([[[[1.0, -3.0], [0.0, 4.0]]]])
 
@@ -109,9 +112,10 @@ def test_what_is_done_to_a_rule_is_not_done_to_the_modules_own():
 
 
 def prepared(name):
-    """The experiment with 40 black images and that rule."""
-    np.save("black.npy", np.zeros((40, 1, 8, 8), np.float32))
-    asked = replace(preset(OWN).settings, data=OwnData(file="black.npy", constraint=f"bag_of_rules:{name}"))
+    """The experiment with 40 images of mean 0 and that rule."""
+    x = np.random.default_rng(0).standard_normal((40, 1, 8, 8))
+    np.save("balanced.npy", (x - x.mean((1, 2, 3), keepdims=True)).astype(np.float32))
+    asked = replace(preset(OWN).settings, data=OwnData(file="balanced.npy", constraint=f"bag_of_rules:{name}"))
     return prepare(asked, (), lambda line: None)
 
 
@@ -128,8 +132,8 @@ def test_a_rule_is_tried_where_it_will_be_trained_with(monkeypatch):
     [
         ("late_residual", "the rule bag_of_rules:late_residual raised IndexError: too late"),
         ("late_project", "the rule bag_of_rules:late_project raised IndexError: too late"),
-        ("odd_residual", "the residual of plain must be a tensor with one entry per image"),
-        ("odd_project", r"project of plain turned images \(2, 1, 8, 8\) into \(2, 1, 2, 8\)"),
+        ("odd_residual", "the residual of balanced must be a tensor with one entry per image"),
+        ("odd_project", r"project of balanced turned images \(2, 1, 8, 8\) into \(2, 1, 2, 8\)"),
     ],
 )
 def test_what_is_needed_after_the_training_is_tried_before_it(name, message):

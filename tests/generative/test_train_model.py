@@ -257,6 +257,12 @@ def test_data_of_another_shape():
     refused(DataError, "validation are images of", validation=torch.rand(5, 2, 1, 2))
 
 
+def test_data_with_nothing_to_learn():
+    refused(DataError, "the data are constant: in all 9 images every channel", data=torch.full((9, 1, 1, 2), 0.5))
+    refused(DataError, "all 9 images are copies of one", data=pairs(1).repeat(9, 1, 1, 1))
+    refused(DataError, "the data reach .* divide the images", data=1e18 * pairs(9))
+
+
 def test_data_with_nan():
     data = pairs(100)
     data[70, 0, 0, 1] = math.nan

@@ -1,6 +1,7 @@
 """`train_map` and `finetune_map`: what they learn, and what they refuse before anything is spent."""
 
 import json
+from dataclasses import replace
 
 import h5py
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from namm import Constraint, MirrorMap, Periodic, TotalFlux, constraint, finetune_map, train_map
-from namm.errors import CheckpointError, ConstraintError, DataError, RunFolderError
+from namm.errors import CheckpointError, ConstraintError, DataError, NammWarning, RunFolderError
 from namm.maps import ICNN, ResNet
 from namm.training.maps import load_weights
 from namm.training.objectives import FixedNoise, Weights, gradient_regulariser
@@ -271,3 +272,55 @@ def test_weights_of_checkpoints_and_milestones_can_be_loaded(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(mirror.parameters(), trained.parameters(), strict=True))
     with pytest.raises(CheckpointError, match="not of this map"):
         load_weights(MirrorMap(nn.Identity(), nn.Identity()), path)
+
+
+def at_most_2(x):
+    """An inequality that images in [0, 1] obey, with noise of 0.1 as without."""
+    return (x - 2).clamp(min=0).mean((1, 2, 3))
+
+
+@pytest.mark.parametrize("limit", [0.1, None])
+def test_a_rule_that_does_not_notice_the_noise_it_is_trained_with_is_refused(limit):
+    with pytest.raises(ConstraintError, match=r"at_most_2 is inactive: .* the argument noise of train_map"):
+        train_map(small(), cells(16), at_most_2, floor_limit=limit, settings=QUICK, progress=False)
+    settings = replace(QUICK, budget="1 steps")
+    assert train_map(small(), cells(16), at_most_2, noise=FixedNoise(2.0), settings=settings, progress=False).steps == 1
+
+
+def test_images_that_cannot_be_learned_from_are_refused():
+    for data, message in (
+        (torch.full((16, 1, 16, 16), 0.3), "every channel has the same value everywhere, 0.3"),
+        (cells(1).repeat(16, 1, 1, 1), "all 16 images are copies of one"),
+        (1e17 * cells(16), "the data reach 1e"),
+    ):
+        with pytest.raises(DataError, match=message):
+            train_map(small(), data, Periodic(), settings=QUICK, progress=False)
+        with pytest.raises(DataError, match=message):
+            finetune_map(small(), data, cells(16), Periodic(), settings=QUICK, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"noise": FixedNoise(30.0)}, "σ_max = 30 is 1e"),
+        ({"noise": FixedNoise(1e-5)}, "too little to learn anything from"),
+        ({"weights": Weights(constraint=1e8)}, "the map will ignore all but the rule"),
+        ({"weights": Weights(constraint=1e-8)}, "the map will ignore the rule"),
+    ],
+)
+def test_noise_and_weights_far_from_usual_are_warned_of(asked, message):
+    with pytest.warns(NammWarning, match=message):
+        train_map(small(), cells(16), Periodic(), settings=replace(QUICK, budget="1 steps"), progress=False, **asked)
+
+
+def test_usual_noise_and_weights_are_not_warned_of(recwarn):
+    train_map(small(), cells(16), Periodic(), settings=replace(QUICK, budget="1 steps"), progress=False)
+    train_map(
+        small(),
+        cells(16),
+        Periodic(),
+        weights=Weights(constraint=0.0),
+        settings=replace(QUICK, budget="1 steps"),
+        progress=False,
+    )
+    assert not [each for each in recwarn if issubclass(each.category, NammWarning)]

@@ -8,10 +8,15 @@ import difflib
 import os
 import sys
 import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 from namm._version import __version__
 from namm.cli.failures import explain
+from namm.errors import NammWarning
 from namm.experiments.processes import one_voice
 
 COMMANDS = {
@@ -66,7 +71,7 @@ def spin_briefly() -> None:
 def _run(command: str, arguments: list[str], debug: bool) -> int:
     spin_briefly()
     try:
-        with one_voice():
+        with one_voice(), sentences():
             code: int = import_module(f"namm.cli.{command}").main(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the output went to a program that has seen enough
@@ -77,6 +82,23 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
             traceback.print_exc()
         return _fail(*explain(error, command))
     return code
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Print our own warnings as sentences, without the line of code that they come from."""
+    full = warnings.formatwarning
+
+    def short(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
+        if issubclass(category, NammWarning):
+            return f"namm: warning: {message}\n"
+        return full(message, category, *place, **more)
+
+    warnings.formatwarning = short
+    try:
+        yield
+    finally:
+        warnings.formatwarning = full
 
 
 def usage() -> str:

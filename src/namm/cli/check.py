@@ -70,10 +70,12 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"--out must name a picture, such as worst.png, not {options.out}.")
 
     from namm.datasets import read_images
+    from namm.datasets.batches import check_values
     from namm.experiments.own import blamed_on
 
     rule = named_rule(name, options.rule)
     images = read_images(options.file, key=options.key, layout=options.layout)
+    notes = check_values(images, "images")
     with blamed_on(name):
         report = rule.check(images, noise=options.noise)
     print(report)
@@ -83,7 +85,10 @@ def main(arguments: list[str]) -> int:
     title = f"image {report.worst}, distance {report.max:.3g} ({rule.name})"
     _save_picture(images[report.worst], residual, title, picture)
     print(f"  picture   {picture}")
+    for note in notes:
+        print(f"  note      {note}")
     report.require_obeyed()
+    report.require_active()
     return 0
 
 

@@ -1,6 +1,5 @@
 """`namm data`: draw a dataset into an HDF5 file."""
 
-import sys
 from pathlib import Path
 
 from namm.cli.options import HELP, parse, pick, take_name
@@ -61,7 +60,7 @@ def main(arguments: list[str]) -> int:
 
     recipe = dataset(data)
     there = path.exists()
-    write_store(path, recipe, data.sizes, seed=data.seed, quiet=not sys.stdout.isatty())
+    write_store(path, recipe, data.sizes, seed=data.seed)
     counts = ", ".join(f"{n} {split}" for split, n in data.sizes.items())
     shape = "×".join(map(str, recipe.shape))
     print(

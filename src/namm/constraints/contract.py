@@ -31,6 +31,8 @@ COUPLING = 1e-2  # change of ℓ, alone against in a batch, that reduced-precisi
 ROUNDING = 1e-6  # relative spread below which float32 data are constant
 AUDIBLE = 0.1  # noise, in data standard deviations, that lifts ℓ of the probes above rounding
 LOUD = 10.0  # noise, in data standard deviations, at which a constraint that is zero nearby must show itself
+NOISES = (1e-4, 10.0)  # σ_max, in data standard deviations, beyond which a map has nothing, or too much, to undo
+COSTS = (1e-4, 1e5)  # λ·ℓ(x + σ_max z) in σ_max, beyond which a map ignores the rule, or all but the rule
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,17 @@ class ConstraintReport:
             f"distance {self.noisy_mean:.3g} of the same data with noise of {self.noise:g} standard "
             f"deviations (limit {limit:g}). Check the constraint's parameters, units and orientation against "
             "the data, or remove the images that break it."
+        )
+
+    def require_active(self) -> ConstraintReport:
+        """The report itself where ℓ notices the noise; else a `ConstraintError`: there is nothing to learn from ℓ."""
+        if self.noisy_mean > 0:
+            return self
+        raise ConstraintError(
+            f"the constraint {self.name} is inactive: its mean distance is {self.mean:.3g} on the data and 0 with "
+            f"noise of {self.noise:.3g} data standard deviations, so a map trained with such noise learns nothing of "
+            "it. Check its thresholds and units against the data, or take more noise: map.sigma_max of a run, the "
+            "argument noise of train_map, --noise of `namm check`."
         )
 
     def __str__(self) -> str:
@@ -165,6 +178,34 @@ def examine(rule: Constraint, x: Tensor, *, batch_size: int, noise: float) -> Co
     )
 
 
+def check_at(rule: Constraint, x: Tensor, sigma: float) -> ConstraintReport:
+    """`rule.check(x)` with noise of standard deviation `sigma` in the units of the images x (N, C, H, W)."""
+    return rule.check(x, noise=sigma / _data_std(require_images(x, rule).detach(), len(x)))
+
+
+def unusual(report: ConstraintReport, sigma: float, weight: float) -> list[str]:
+    """Sentences on σ_max = `sigma` and λ = `weight` that a map can hardly learn with; none where they are usual.
+
+    `report` is the check of the rule with noise of that σ_max.
+    """
+    found, std = [], sigma / report.noise
+    if not NOISES[0] <= report.noise <= NOISES[1]:
+        effect = "drowns the images" if report.noise > 1 else "is too little to learn anything from"
+        found.append(
+            f"σ_max = {sigma:g} is {report.noise:.2g} standard deviations of the images ({std:.2g}), which {effect}: "
+            f"0.02 to 3 are usual, here {0.02 * std:.2g} to {3 * std:.2g} (map.sigma_max)."
+        )
+    cost = weight * report.noisy_mean / sigma
+    if weight > 0 and not COSTS[0] <= cost <= COSTS[1]:
+        effect = "all but the rule" if cost > 1 else "the rule"
+        found.append(
+            f"λ = {weight:g} makes λ·ℓ of images with noise of σ_max = {sigma:g} {cost:.2g} times σ_max, and the map "
+            f"will ignore {effect}: 1 to 40 is usual, and λ = {10 * sigma / report.noisy_mean:.2g} gives 10 "
+            "(map.weights.constraint)."
+        )
+    return found
+
+
 def _batches(x: Tensor, batch_size: int) -> Iterator[tuple[int, Tensor]]:
     """Index of the first image, and up to `batch_size` images in float32 or better."""
     for start in range(0, len(x), batch_size):
@@ -205,7 +246,7 @@ def _measure(rule: Constraint, batch: Tensor, start: int, place: str) -> tuple[T
         i = int(finite.logical_not().nonzero()[0])
         raise ConstraintError(
             f"{rule.name} is {value[i].item()} at image {start + i} of {place}: the distance must be finite "
-            "on any image; guard divisions, logarithms and roots."
+            "on any image; guard divisions, logarithms, powers and roots, and scale images whose values are far from 1."
         )
     if (value < 0).any():
         i = int(value.argmin())
@@ -219,6 +260,8 @@ def _measure(rule: Constraint, batch: Tensor, start: int, place: str) -> tuple[T
             "x with torch operations, without detach, numpy, .item() or torch.no_grad."
         )
     norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1).cpu().double()
+    if not (norm.isfinite() & (norm > 0)).all():  # float32 loses the squares of very large and very small gradients
+        norm = torch.linalg.vector_norm(gradient.flatten(1).cpu().double(), dim=1)
     if not (finite := norm.isfinite()).all():
         i = int(finite.logical_not().nonzero()[0])
         raise ConstraintError(

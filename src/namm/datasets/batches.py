@@ -15,11 +15,15 @@ import psutil
 import torch
 from torch import Tensor
 
+from namm.constraints.contract import ROUNDING
 from namm.errors import DataError
 from namm.numerics import arithmetic, generator
 
 PREFETCH = 3  # batches read ahead when streaming
 CHUNK = 64  # images mapped at a time
+EXAMINED = 256  # images, evenly spread over a set, whose values are looked at
+VALUES = 2**24  # pixels of them together, at most: 128 MiB in float64
+LIMIT = 1e15  # largest value, and the inverse of the smallest spread: float32 holds the sum of a million squares
 
 
 class Images(Protocol):
@@ -164,6 +168,57 @@ def check_images(images: Images, name: str = "data") -> None:
         raise DataError(f"{name} must have four axes (N, C, H, W); this has shape {shape}.")
     if 0 in shape:
         raise DataError(f"{name} is empty: its shape is {shape}.")
+
+
+def check_values(images: Images, name: str = "data") -> list[str]:
+    """Refuse images from which nothing can be learned, or whose squares float32 cannot hold.
+
+    Looks at up to `EXAMINED` images spread evenly over the set, so a set of any size is judged at once. Constant
+    images and copies of one image are refused. A constant channel beside others that vary, and images that are
+    constant each but differ, can be learned: what should be known about them is returned in sentences. NaN and Inf are
+    left to those who read all images.
+    """
+    check_images(images, name)
+    n, size = images.shape[0], int(np.prod(images.shape[1:], dtype=np.int64))
+    count = min(n, EXAMINED, max(2, VALUES // size))
+    x = to_tensor(images[np.unique(np.linspace(0, n - 1, count).astype(np.int64))]).cpu().double()
+    if not x.isfinite().all():
+        return []
+    if (largest := float(x.abs().max())) > LIMIT:
+        raise DataError(
+            f"the {name} reach {largest:.3g}, and float32 cannot hold sums of squares of values above {LIMIT:g}: "
+            "divide the images by a constant so that their standard deviation is near 1, and adapt the rule."
+        )
+    seen = f"{len(x)} of the {n} images" if len(x) < n else f"all {n} images"
+    spread, rounding = x.transpose(0, 1).flatten(1).std(1, correction=0), ROUNDING * x.abs().amax((0, 2, 3))
+    if (spread <= rounding).all():
+        raise DataError(
+            f"the {name} are constant: in {seen} every channel has the same value everywhere, {x[0, 0, 0, 0]:.6g} in "
+            "the first one, to within rounding, and there is nothing to learn. Look at the file; from images that vary "
+            "by less than a millionth of their mean, subtract it."
+        )
+    if len(x) > 1 and ((x - x[0]).abs().amax((0, 2, 3)) <= rounding).all():
+        raise DataError(
+            f"the {name} are constant: {seen} are copies of one, to within rounding, and a model needs images that "
+            "differ. Look at how the file was written."
+        )
+    if (widest := float(spread.max())) < 1 / LIMIT:
+        raise DataError(
+            f"the {name} have a standard deviation of {widest:.3g}, and float32 cannot hold squares of values below "
+            f"{1 / LIMIT:g} well: multiply the images by a constant so that it is near 1, and adapt the rule."
+        )
+    return _peculiar(x, name, spread <= rounding, rounding)
+
+
+def _peculiar(x: Tensor, name: str, still: Tensor, rounding: Tensor) -> list[str]:
+    """What should be known about images (N, C, H, W) that vary, but not in the channels `still`, or not in space."""
+    found = []
+    if still.any():
+        named = ", ".join(str(c) for c in still.nonzero().flatten().tolist())
+        found.append(f"channel {named} of the {name} is constant: it costs as much as the others and teaches nothing.")
+    if x.shape[2] * x.shape[3] > 1 and (x.flatten(2).std(2, correction=0).amax(0) <= rounding).all():
+        found.append(f"every image of the {name} is constant in space: figures of total variation mean nothing.")
+    return found
 
 
 def check_held_out(images: Images, data: Images) -> None:

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Self
 
 import h5py
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from namm._version import __version__
@@ -19,6 +18,7 @@ from namm.datasets.base import BLOCK, SPLITS, Dataset
 from namm.datasets.lazy import LazyImages
 from namm.datasets.readers import open_hdf5
 from namm.errors import DataError, UsageError
+from namm.progress import ProgressBar
 
 
 def write_store(
@@ -32,7 +32,8 @@ def write_store(
     """Write a dataset's splits to `path`, or go on where an interrupted call stopped.
 
     `sizes` gives the images per split, by default the paper's; a split it does not name is left empty. A
-    complete file of the same recipe is left alone, one of another recipe is refused.
+    complete file of the same recipe is left alone, one of another recipe is refused. A progress bar is shown where
+    there is a terminal, unless `quiet`.
     """
     path = Path(path)
     counts = _counts(dataset.sizes if sizes is None else sizes)
@@ -112,16 +113,14 @@ def _header(dataset: Dataset, counts: dict[str, int], seed: int) -> partial.Head
 def _draw(
     file: h5py.File, blocks: list[partial.Block], dataset: Dataset, seed: int, total: int, *, quiet: bool
 ) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=quiet) as bar:
-        done = total - sum(_rows(file, block) for block in blocks)
-        task = bar.add_task(f"{dataset.name} images", total=total, completed=done)
+    done = total - sum(_rows(file, block) for block in blocks)
+    with ProgressBar(f"{dataset.name} images", total, start=done, visible=not quiet) as bar:
         for split in SPLITS:
             numbers = [k for name, k in blocks if name == split]
             for k, images in zip(numbers, dataset.blocks(seed, split, numbers), strict=True):
                 n = _rows(file, (split, k))
                 partial.write_block(file, (split, k), images[:n].numpy())
-                bar.advance(task, n)
+                bar.advance(n)
 
 
 def _rows(file: h5py.File, block: partial.Block) -> int:

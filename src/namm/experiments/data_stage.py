@@ -1,9 +1,10 @@
 """The stage `data`: the images of an experiment in one HDF5 file."""
 
-import sys
 from pathlib import Path
 
+from namm.constraints.contract import check_at
 from namm.datasets import open_store, write_store
+from namm.datasets.batches import check_values
 from namm.experiments.build import constraint, dataset
 from namm.experiments.stages import Outcome, Work
 
@@ -13,14 +14,19 @@ CHECKED = 256
 
 
 def make_data(work: Work) -> Outcome:
-    """Draw the images, or go on drawing them, and measure how well they keep their rule."""
+    """Draw the images, or go on drawing them, and measure how well they keep their rule.
+
+    What cannot be trained on is refused here: constant images, a broken rule, a rule that does not notice σ_max.
+    """
     data = work.settings.data
-    quiet = not (work.progress and sys.stdout.isatty())
-    path = write_store(images_file(work.folder), dataset(data), data.sizes, seed=data.seed, quiet=quiet)
+    path = write_store(images_file(work.folder), dataset(data), data.sizes, seed=data.seed, quiet=not work.progress)
     with open_store(path) as store:
-        report = constraint(data.rule).check(store["train"][:CHECKED])
+        check_values(store["train"])
+        rule, some = constraint(data.rule), store["train"][:CHECKED]
+        report = rule.check(some)
         shape = "×".join(map(str, store["train"].shape[1:]))
     report.require_obeyed()
+    check_at(rule, some, work.settings.map.sigma_max).require_active()
     results = {
         "images": sum(data.sizes.values()),
         "shape": shape,

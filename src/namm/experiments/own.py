@@ -30,6 +30,7 @@ from torch import Tensor
 
 from namm.constraints import Constraint, ConstraintReport, constraint
 from namm.datasets.base import SPLITS
+from namm.datasets.batches import check_values
 from namm.datasets.own import HASH, OwnFile, OwnImages, content_hash, look
 from namm.errors import ConstraintError, NammError, RunFolderError, UsageError, is_out_of_memory
 from namm.experiments.data_settings import OwnData, OwnRule
@@ -40,6 +41,8 @@ MEASURED = 256
 """Images on which a rule is tried before anything else is done."""
 NOISE, COST = 0.4, 10.0
 """σ_max in standard deviations of the data, and λ·ℓ there in σ_max."""
+WEIGHTS = (1e-30, 1e30)
+"""λ that float32 holds, with room for products."""
 USUAL = (0.05, 5.0)
 """Standard deviations of pixels that networks with these rates learn from without trouble."""
 
@@ -196,6 +199,8 @@ def prepare(asked: Settings, given: Collection[str], tell: Tell) -> Settings:
     measure, data = not data.content, _filled(data, found)
     tell(_described(data, found))
     some = _some(images(data), data)
+    for note in check_values(some, "images"):
+        tell(note)
     if not USUAL[0] <= _spread(some) <= USUAL[1]:
         tell(f"the pixels' standard deviation is {_spread(some):.2g}: maps learn best near 1, so scale the images")
     keeps = not measure or "map.sigma_max" in given
@@ -204,6 +209,7 @@ def prepare(asked: Settings, given: Collection[str], tell: Tell) -> Settings:
     with blamed_on(data.constraint):
         report = _tried(rule.eval().to(where), some.to(where), sigma / _spread(some))
     report.require_obeyed()
+    report.require_active()
     if asked.evaluate.kid_subsets or asked.evaluate.n_fid:
         picture_for(rule)(some[:2])  # refuses images that Inception cannot be shown
     settled = replace(asked, data=data)
@@ -273,14 +279,12 @@ def _some(own: OwnImages, data: OwnData) -> Tensor:
 
 
 def _spread(some: Tensor) -> float:
-    return float(some.std(correction=0)) or 1.0
+    return float(some.std(correction=0))
 
 
 def _fitted(asked: Settings, given: Collection[str], sigma: float, report: ConstraintReport, tell: Tell) -> Settings:
     """σ_max, λ and the size of the evaluation's subsets, where they were not given."""
-    silent = report.noisy_mean == 0
-    keeps = silent or "map.weights.constraint" in given
-    weight = asked.map.weights.constraint if keeps else _rounded(COST * sigma / report.noisy_mean)
+    weight = asked.map.weights.constraint if "map.weights.constraint" in given else _weight(report, sigma)
     most = min(asked.data.n_train, asked.data.n_test)
     subset = asked.evaluate.subset if "evaluate.subset" in given else min(asked.evaluate.subset, most)
     noisy = f"{report.noisy_mean:.2g} with noise of σ_max = {sigma:g}"
@@ -297,6 +301,18 @@ def _fitted(asked: Settings, given: Collection[str], sigma: float, report: Const
         map=replace(asked.map, sigma_max=sigma, weights=replace(asked.map.weights, constraint=weight)),
         finetune=replace(asked.finetune, sigma_max=later, weights=weights),
         evaluate=replace(asked.evaluate, subset=subset),
+    )
+
+
+def _weight(report: ConstraintReport, sigma: float) -> float:
+    """λ, refused where float32 cannot hold it."""
+    weight = _rounded(COST * sigma / report.noisy_mean)
+    if WEIGHTS[0] <= weight <= WEIGHTS[1]:
+        return weight
+    raise ConstraintError(
+        f"ℓ of {report.name} is {report.noisy_mean:.2g} on images with noise of σ_max = {sigma:g}, which asks for "
+        f"λ = {weight:g}, and float32 cannot train with that: multiply ℓ by {1 / report.noisy_mean:.0e} in the rule, "
+        "so that it is near 1 there."
     )
 
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from namm.errors import UsageError
 from namm.generative.base import evaluating
 from namm.generative.compiled import FixedBatch
-from namm.generative.noise import sample_in_batches
-from namm.generative.progress import bar_over
+from namm.generative.noise import sample_in_batches, sampling_bar
 from namm.generative.samplers import EulerMaruyama, Sampler
 from namm.generative.standardised import Standardised, check_shape
 from namm.generative.vpsde import VPSDE, Epsilon, Prediction, score_from_epsilon
@@ -150,7 +149,7 @@ class Diffusion(Standardised, nn.Module):
         Precision is the caller's: `with namm.numerics.arithmetic("auto", device): …` is the fastest.
         """
         quick = self.compiled(batch_size) if compile else nullcontext()
-        with evaluating(self), quick, bar_over(n, batch_size, sampler.steps, progress) as bar:
+        with evaluating(self), quick, sampling_bar(n, batch_size, sampler.steps, progress) as bar:
             return sample_in_batches(
                 lambda noise: self.unstandardise(sampler(self, noise, bar.advance)),
                 n,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from namm.errors import UsageError
 from namm.numerics import generator as seeded
+from namm.progress import ProgressBar
 
 BLOCK = 64
 """Samples per block. Part of what a seed means, so not a setting."""
@@ -87,6 +88,13 @@ def batch_starts(n: int, batch_size: int, rank: int = 0, world: int = 1) -> rang
     """First samples of the batches of one process."""
     each = share(n, world)
     return range(min(n, rank * each), min(n, (rank + 1) * each), batch_size)
+
+
+def sampling_bar(n: int, batch_size: int, steps: int, visible: bool) -> ProgressBar:
+    """The bar of `n` samples of so many `steps` each, shown by the main process for its own batches."""
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    batches = len(batch_starts(n, max(1, batch_size), 0, processes.num_processes))
+    return ProgressBar(f"sampling {n}", steps * batches, visible=visible and processes.is_main_process)
 
 
 def _gather(mine: Tensor, n: int, processes: PartialState) -> Tensor:

@@ -22,8 +22,6 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from namm._version import __version__
@@ -37,6 +35,7 @@ from namm.generative.dry import rehearse_sampling
 from namm.generative.mirrored import Mirrored
 from namm.numerics import arithmetic
 from namm.precision import Precision
+from namm.progress import ProgressBar
 
 PIXELS = 2**20
 """Of all images that are made together, unless somebody chooses."""
@@ -104,10 +103,7 @@ def write_samples(
 
     def fill(file: h5py.File, blocks: list[partial.Block]) -> None:
         missing = {k for _, k in blocks}
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as bar:
-            task = bar.add_task("samples", total=n, completed=max(0, n - BLOCK * len(missing)))
+        with ProgressBar("samples", n, start=max(0, n - BLOCK * len(missing)), visible=progress) as bar:
             # Whole batches, also where a kill left a part of one: the values may depend on what is made together.
             for batch in sorted({k // together for k in missing}):
                 start, stop = batch * together * BLOCK, min(n, (batch + 1) * together * BLOCK)
@@ -116,7 +112,7 @@ def write_samples(
                     rows = slice(k * BLOCK - start, (k + 1) * BLOCK - start)
                     for name, values in arrays.items():
                         partial.write_block(file, (name, k), values[rows])
-                    bar.advance(task, len(values[rows]))
+                    bar.advance(len(values[rows]))
 
     if processes.is_main_process:
         partial.grow(Path(path), shapes, header, fill)

@@ -14,8 +14,7 @@ from namm.constraints import Constraint
 from namm.errors import DataError, UsageError
 from namm.generative import Mirrored
 from namm.generative.base import evaluating
-from namm.generative.noise import sample_in_batches
-from namm.generative.progress import bar_over
+from namm.generative.noise import sample_in_batches, sampling_bar
 from namm.inverse.guidance import DPSGuidance, Evidence, Guidance
 from namm.inverse.likelihood import LikelihoodGuidance
 from namm.inverse.noise import GaussianNoise
@@ -88,7 +87,7 @@ def sample_posterior(
         _check(evidence, mean_image)
         _check_rules(constraint, guidance, mean_image)
         m, pixels = len(measurement), math.prod(model.sample_shape)
-        with bar_over(m * n, batch_size, steps.steps, progress) as bar:
+        with sampling_bar(m * n, batch_size, steps.steps, progress) as bar:
             draw = Draw(model, to_data, evidence, steps, guidance, n, first, retries, bar)
             rows = sample_in_batches(
                 draw, m * n, (pixels + 1,), like=like, batch_size=batch_size, generator=generator, first=first

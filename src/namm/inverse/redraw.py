@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from namm.generative.noise import Noise
-from namm.generative.progress import Bar
 from namm.inverse.guidance import Evidence, Guidance
 from namm.inverse.reverse import DiffusionPrior, ToData, finite, keep, reverse
 from namm.inverse.steps import Steps
+from namm.progress import ProgressBar
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Draw:
     n: int
     first: int
     retries: int
-    bar: Bar
+    bar: ProgressBar
 
     def __call__(self, noise: Noise) -> Tensor:
         """(B, pixels + 1)."""

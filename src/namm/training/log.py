@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,13 +9,10 @@ from types import TracebackType
 from typing import Self
 
 from accelerate import Accelerator
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from namm.files import write_atomically
+from namm.progress import ProgressBar
 from namm.training.state import TrainingState
-
-PLAIN_SECONDS = 15.0  # between lines where there is no terminal to redraw
 
 
 class MetricsLog:
@@ -103,38 +99,3 @@ class Log:
             self.file.close()
         for tracker in self.accelerator.trackers:
             tracker.finish()
-
-
-class ProgressBar:
-    """Steps done, time left, loss terms and images per second; plain lines where there is no terminal."""
-
-    def __init__(self, title: str, total: int, *, start: int = 0, visible: bool = True) -> None:
-        self.console = Console(stderr=True, quiet=not visible)
-        self.title, self.total = title, total
-        self._bar = Progress(
-            TextColumn(title),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[terms]}"),
-            console=self.console,
-            disable=not (visible and self.console.is_terminal),
-        )
-        self._task = self._bar.add_task(title, total=total, completed=start, terms="")
-        self._next_line = time.monotonic() + PLAIN_SECONDS / 3
-
-    def update(self, step: int, values: Mapping[str, float]) -> None:
-        """Show `step` and its values."""
-        terms = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self._bar.update(self._task, completed=step, terms=terms)
-        if not self.console.is_terminal and (time.monotonic() >= self._next_line or step == self.total):
-            self.console.print(f"{self.title}  {step}/{self.total}  {terms}", highlight=False, soft_wrap=True)
-            self._next_line = time.monotonic() + PLAIN_SECONDS
-
-    def start(self) -> None:
-        """Begin to draw."""
-        self._bar.start()
-
-    def stop(self) -> None:
-        """Leave the last state on the terminal."""
-        self._bar.stop()

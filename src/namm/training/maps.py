@@ -1,6 +1,7 @@
 """Training a mirror map: the public calls `train_map` (paper Eq. 1) and `finetune_map` (Eq. 7)."""
 
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from itertools import chain
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from namm.constraints import Constraint, ConstraintReport
 from namm.constraints import constraint as as_constraint
-from namm.datasets.batches import Images, check_images, to_tensor
-from namm.errors import CheckpointError, DataError
+from namm.constraints.contract import check_at, unusual
+from namm.datasets.batches import Images, check_images, check_values, to_tensor
+from namm.errors import CheckpointError, DataError, NammWarning
 from namm.evaluation.quality import measure_images, ratio
 from namm.evaluation.verdict import Watched
 from namm.files import rename_durably
@@ -55,7 +57,8 @@ def train_map(
 ) -> TrainResult:
     """Learn g and f on data that obey `constraint`; `mirror` is trained in place and ends with averaged weights.
 
-    Before anything is spent, the constraint's contract and the data's own distance are checked.
+    Before anything is spent, the constraint's contract and the data's own distance are checked, and whether ℓ notices
+    the noise at all. σ_max and λ far from usual ones are warned of.
 
     Args:
         mirror: The pair of maps.
@@ -73,6 +76,7 @@ def train_map(
     """
     rule = constraint if isinstance(constraint, Constraint) else as_constraint(constraint)
     report = _check_data(mirror, data, rule, floor_limit)
+    _check_noise(rule, data, noise.maximum, weights.constraint)
     objective = MapObjective(mirror, rule, noise=noise, weights=weights, regulariser=regulariser)
     described = _describe(mirror, rule, report, noise, weights, data) | {"regulariser": name_of(regulariser)}
     held_out = None if validation is None else (validation,)
@@ -237,9 +241,9 @@ def project_weights(mirror: MirrorMap) -> Callable[[], None]:
 
 def _check_data(mirror: MirrorMap, data: Images, rule: Constraint, floor_limit: float | None) -> ConstraintReport:
     """Everything that can be wrong with maps, data and constraint, before training starts."""
-    check_images(data)
-    some = to_tensor(data[:CHECKED])
-    report = rule.eval().check(some.to(next(chain(rule.parameters(), rule.buffers()), some).device))
+    _warn(check_values(data))
+    some = _some(data, rule)
+    report = rule.eval().check(some)
     if floor_limit is not None:
         report.require_obeyed(floor_limit)
     with torch.no_grad():
@@ -252,6 +256,26 @@ def _check_data(mirror: MirrorMap, data: Images, rule: Constraint, floor_limit: 
                 f"{side} turns an image of {tuple(one.shape[1:])} into {tuple(shape[1:])}: it must keep the shape."
             )
     return report
+
+
+def _check_noise(rule: Constraint, data: Images, sigma: float, weight: float) -> None:
+    """Refuse a rule that does not notice noise of σ_max; warn of a σ_max or λ far from usual ones."""
+    if sigma <= 0 or weight == 0:  # the rule is only measured
+        return
+    report = check_at(rule, _some(data, rule), sigma).require_active()
+    _warn(unusual(report, sigma, weight))
+
+
+def _some(data: Images, rule: Constraint) -> Tensor:
+    """The first images, where the rule is."""
+    some = to_tensor(data[:CHECKED])
+    return some.to(next(chain(rule.parameters(), rule.buffers()), some).device)
+
+
+def _warn(sentences: list[str]) -> None:
+    if PartialState(cpu=not torch.cuda.is_available()).is_main_process:
+        for sentence in sentences:
+            warnings.warn(sentence, NammWarning, stacklevel=4)
 
 
 def _describe(

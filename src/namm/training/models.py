@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from namm.datasets.batches import Images, check_images, map_images
+from namm.datasets.batches import Images, check_images, check_values, map_images
 from namm.errors import CheckpointError, DataError, UsageError
 from namm.files import write_atomically
 from namm.generative.base import DrawsNoise, GenerativeModel, evaluating
@@ -80,6 +80,7 @@ def train_model(
     for images, name in ((data, "data"), (validation, "validation")):
         if images is not None:
             _check_fit(images, model, name)
+    check_values(data)
     objective = ModelObjective(model)
     unfinished = folder is None or not (Path(folder) / RESULT).exists()
     if unfinished and isinstance(model, Standardised):  # another's loss may need the statistics: `train` rehearses that
