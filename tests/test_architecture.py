@@ -15,7 +15,7 @@ SOURCE = Path(namm.__file__).parent
 ORDER = [
     *("errors", "_version", "files", "precision", "numerics", "gpu"),
     *("simulators", "constraints", "datasets", "maps", "generative", "training", "inverse", "evaluation"),
-    *("report", "pipeline", "experiments", "cli"),
+    *("report", "pipeline", "import_flax", "experiments", "cli"),
 ]
 
 
