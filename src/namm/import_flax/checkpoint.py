@@ -74,12 +74,8 @@ class OfficialState:
             )
         arrays = dict(_flatten(self.fields[field]))
         for name, array in arrays.items():
-            if (
-                not isinstance(array, np.ndarray)
-                or array.dtype.kind != "f"
-                or not array.size
-                or not np.isfinite(array).all()
-            ):
+            real = isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 0
+            if not real or not np.isfinite(array).all():
                 raise CheckpointError(f"{self.path}: {field}/{name} is not an array of finite real numbers.")
         return arrays
 
