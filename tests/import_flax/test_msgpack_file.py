@@ -42,6 +42,31 @@ dtypes = st.sampled_from(sorted(DTYPES)).map(np.dtype)
 arrays = hnp.arrays(dtypes, hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=4))
 
 
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        ("07", 7),
+        ("e0", -32),
+        ("cc ff", 255),
+        ("d1 80 00", -32768),
+        ("cf ff ff ff ff ff ff ff ff", 2**64 - 1),
+        ("ca 3f c0 00 00", 1.5),
+        ("cb bf f8 00 00 00 00 00 00", -1.5),
+        ("c0", None),
+        ("c3", True),
+        ("a2 c3 a9", "é"),
+        ("d9 01 61", "a"),
+        ("c4 02 01 02", b"\x01\x02"),
+        ("93 01 c2 a0", [1, False, ""]),
+        ("dc 00 01 05", [5]),
+        ("82 a1 61 01 a1 62 80", {"a": 1, "b": {}}),
+        ("c7 0e 03 93 90 a5 69 6e 74 33 32 c4 04 17 11 00 00", 0x1117),
+    ],
+)
+def test_values_of_the_specification(content, value):
+    assert unpack(bytes.fromhex(content), "it") == value
+
+
 @given(trees)
 def test_trees_survive(tree):
     assert unpack(msgpack.packb(tree), "it") == tree
