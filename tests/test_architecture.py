@@ -15,7 +15,7 @@ SOURCE = Path(namm.__file__).parent
 ORDER = [
     *("errors", "_version", "files", "precision", "numerics", "gpu", "progress"),
     *("simulators", "constraints", "datasets", "evaluation", "maps", "generative", "training", "inverse"),
-    *("report", "pipeline", "experiments", "cli"),
+    *("report", "pipeline", "import_flax", "experiments", "cli"),
 ]
 
 

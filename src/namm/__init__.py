@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from namm.pipeline import NAMMPipeline
     from namm.training.maps import finetune_map, train_map
     from namm.training.models import train_model
+    from namm.training.objectives import Weights
+    from namm.training.settings import TrainSettings
 
 _HOMES = {
     "Burgers": "namm.constraints",
@@ -29,7 +31,9 @@ _HOMES = {
     "NAMMPipeline": "namm.pipeline",
     "Periodic": "namm.constraints",
     "TotalFlux": "namm.constraints",
+    "TrainSettings": "namm.training.settings",
     "VAE": "namm.generative",
+    "Weights": "namm.training.objectives",
     "constraint": "namm.constraints",
     "finetune_map": "namm.training.maps",
     "train_map": "namm.training.maps",
@@ -49,6 +53,8 @@ __all__ = [
     "NAMMPipeline",
     "Periodic",
     "TotalFlux",
+    "TrainSettings",
+    "Weights",
     "__version__",
     "constraint",
     "finetune_map",

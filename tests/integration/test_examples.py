@@ -37,6 +37,40 @@ def test_own_constraint_fits_in_25_lines_of_code():
     assert len(code) <= 25
 
 
+def test_minimal_trains_both_models_and_prints_what_it_measured(capsys):
+    module = runpy.run_path(str(EXAMPLES / "minimal.py"))
+    scores = module["main"](steps=2, samples=16)
+    assert list(scores) == ["data", "plain model", "ours"]
+    assert scores["data"].distance.mean < 1e-6
+    assert min(scores["plain model"].distance.mean, scores["ours"].distance.mean) > 1e-3  # two steps teach nothing
+    rows = capsys.readouterr().out.splitlines()[-3:]
+    for row, (name, score) in zip(rows, scores.items(), strict=True):
+        assert row.startswith(name)
+        figures = [score.distance.mean, score.mmd.mean, score.total_variation, score.spread]
+        np.testing.assert_allclose([float(word) for word in row.removeprefix(name).split()], figures, atol=0.005)
+
+
+def test_the_rule_of_minimal_is_the_divergence():
+    module = runpy.run_path(str(EXAMPLES / "minimal.py"))
+    generator = torch.Generator().manual_seed(0)
+    flows, noise = module["flows"](4, generator), torch.randn(4, 2, 16, 16, generator=generator)
+    for x, obeyed in ((flows, True), (noise, False)):
+        padded = np.pad(x.double().numpy(), ((0, 0), (0, 0), (1, 1), (1, 1)), mode="wrap")
+        along, down = np.gradient(padded[:, 0], axis=2), np.gradient(padded[:, 1], axis=1)
+        expected = np.abs(along + down)[:, 1:-1, 1:-1].mean((1, 2))
+        np.testing.assert_allclose(module["divergence"](x).numpy(), expected, rtol=1e-4, atol=1e-6)
+        assert (expected < 1e-6).all() == obeyed
+
+
+def test_minimal_is_one_page_of_public_names():
+    source = (EXAMPLES / "minimal.py").read_text()
+    assert len(source.splitlines()) <= 120
+    imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in imported if name.startswith("namm")} <= {
+        *("namm.evaluation", "namm.generative", "namm.maps")
+    }
+
+
 @pytest.mark.parametrize(
     ("dataset", "colours", "zero"),
     [

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from namm.import_flax.maps import icnn_state, resnet_state
 from namm.maps import ICNN, ResNet
-from namm.maps.flax_weights import icnn_state, resnet_state
 
 
 def weights(file) -> dict[str, np.ndarray]:

@@ -8,8 +8,8 @@ from namm.cli.options import parse
 from namm.errors import UsageError
 
 if TYPE_CHECKING:
-    from namm.experiments.official import OfficialState
     from namm.generative import NCSNpp
+    from namm.import_flax import OfficialState
     from namm.maps import MirrorMap
 
 DESCRIPTION = """Turn a checkpoint of the official (JAX) code into networks of ours. A map is written as OUT/g and
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     if isinstance(options, int):
         return options
 
-    from namm.experiments.official import read_official, save_official
+    from namm.import_flax import read_official, save_official
 
     state = read_official(options.file)
     network, notes = _map(state, options) if state.kind == "map" else _network(state, options)
@@ -76,7 +76,7 @@ def _options(arguments: list[str]) -> Options | int:
 
 def _map(state: "OfficialState", options: Options) -> "tuple[MirrorMap, list[str]]":
     """g and f, and what a reader should know of them."""
-    from namm.experiments.official import official_map
+    from namm.import_flax import official_map
 
     mirror = official_map(
         state,
@@ -91,8 +91,8 @@ def _map(state: "OfficialState", options: Options) -> "tuple[MirrorMap, list[str
 
 def _network(state: "OfficialState", options: Options) -> "tuple[NCSNpp, list[str]]":
     """The score network, and what a reader should know of it."""
-    from namm.experiments.official import official_network
-    from namm.generative.flax_weights import possible_heights
+    from namm.import_flax import official_network
+    from namm.import_flax.ncsnpp import possible_heights
 
     network = official_network(state, options.weights, height=options.height, attention=options.attention)
     notes = [_sizes("network", network)]

@@ -1,28 +1,25 @@
-"""Weights of the published (flax) score network, renamed and reordered for `NCSNpp`.
+"""Weights and sizes of the published score network for `NCSNpp`, from a flat mapping of flax path to array.
 
-Input is a flat mapping from flax path to array, as `ResnetBlockBigGANpp_3/Conv_0/kernel`. Flax numbers modules of one
-kind in order of use over the whole network, and ours are registered in order of use, so the k-th of a kind there is the
-k-th of the kind here. Kernels change from (height, width, in, out) to (out, in, height, width), matrices from (in, out)
-to (out, in). With L resolutions and n blocks each, a network has 2Ln + 3L residual blocks.
+Flax numbers modules of one kind in order of use over the whole network, and ours are registered in order of use, so
+the k-th of a kind there is the k-th of the kind here. With L resolutions and n blocks each, a network has 2Ln + 3L
+residual blocks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from namm.generative.layers import PyramidStep, ResidualBlock, SelfAttention
 from namm.generative.ncsnpp import NCSNpp
-
-Arrays = Mapping[str, np.ndarray]
+from namm.import_flax.layers import Arrays, conv, count, dense, norm
 
 BLOCK, ATTENTION, PYRAMID = "ResnetBlockBigGANpp", "AttnBlockpp", "Downsample"
 
 
 def ncsnpp_shape(arrays: Arrays) -> dict[str, Any]:
-    """What the shapes say of a network: `channels`, `filters`, `multipliers` and `blocks` of `NCSNpp`."""
+    """Sizes of a network by the shapes of its arrays: `channels`, `filters`, `multipliers` and `blocks` of `NCSNpp`."""
     levels = count(arrays, PYRAMID) + 1
     blocks, rest = divmod(count(arrays, BLOCK) - 3 * levels, 2 * levels)
     if rest or blocks < 1:
@@ -60,24 +57,19 @@ def possible_heights(arrays: Arrays, attention: Sequence[int]) -> list[int]:
 def ncsnpp_state(arrays: Arrays, network: NCSNpp) -> dict[str, Tensor]:
     """State dict for `network` from the arrays of the same architecture."""
     state = {
-        **_conv(arrays, "Conv_0", "head"),
-        **_dense(arrays, "Dense_0", "time.0"),
-        **_dense(arrays, "Dense_1", "time.2"),
-        **_norm(arrays, "GroupNorm_0", "norm"),
-        **_conv(arrays, "Conv_1", "tail"),
+        **conv(arrays, "Conv_0", "head"),
+        **dense(arrays, "Dense_0", "time.0"),
+        **dense(arrays, "Dense_1", "time.2"),
+        **norm(arrays, "GroupNorm_0", "norm"),
+        **conv(arrays, "Conv_1", "tail"),
     }
     for k, name in enumerate(_names(network, ResidualBlock)):
         state |= _block(arrays, f"{BLOCK}_{k}", name)
     for k, name in enumerate(_names(network, SelfAttention)):
         state |= _attention(arrays, f"{ATTENTION}_{k}", name)
     for k, name in enumerate(_names(network, PyramidStep)):
-        state |= _conv(arrays, f"{PYRAMID}_{k}/Conv2d_0", f"{name}.conv", kernel="weight")
+        state |= conv(arrays, f"{PYRAMID}_{k}/Conv2d_0", f"{name}.conv", kernel="weight")
     return state
-
-
-def count(arrays: Arrays, kind: str) -> int:
-    """How many modules of a kind the arrays belong to."""
-    return len({name.partition("/")[0] for name in arrays if name.startswith(f"{kind}_")})
 
 
 def _names(network: NCSNpp, kind: type[nn.Module]) -> list[str]:
@@ -85,39 +77,21 @@ def _names(network: NCSNpp, kind: type[nn.Module]) -> list[str]:
 
 
 def _block(arrays: Arrays, flax: str, ours: str) -> dict[str, Tensor]:
-    state = _dense(arrays, f"{flax}/Dense_0", f"{ours}.bias")
+    state = dense(arrays, f"{flax}/Dense_0", f"{ours}.bias")
     for half in (0, 1):
-        state |= _norm(arrays, f"{flax}/GroupNorm_{half}", f"{ours}.norm{half}")
-        state |= _conv(arrays, f"{flax}/Conv_{half}", f"{ours}.conv{half}")
+        state |= norm(arrays, f"{flax}/GroupNorm_{half}", f"{ours}.norm{half}")
+        state |= conv(arrays, f"{flax}/Conv_{half}", f"{ours}.conv{half}")
     if f"{flax}/Conv_2/kernel" in arrays:
-        state |= _conv(arrays, f"{flax}/Conv_2", f"{ours}.shortcut")
+        state |= conv(arrays, f"{flax}/Conv_2", f"{ours}.shortcut")
     return state
 
 
 def _attention(arrays: Arrays, flax: str, ours: str) -> dict[str, Tensor]:
-    parts = [_dense(arrays, f"{flax}/NIN_{k}", "", kernel="W", bias="b") for k in range(4)]
+    parts = [dense(arrays, f"{flax}/NIN_{k}", "", kernel="W", bias="b") for k in range(4)]
     return {
-        **_norm(arrays, f"{flax}/GroupNorm_0", f"{ours}.norm"),
+        **norm(arrays, f"{flax}/GroupNorm_0", f"{ours}.norm"),
         f"{ours}.qkv.weight": torch.cat([part[".weight"] for part in parts[:3]]),
         f"{ours}.qkv.bias": torch.cat([part[".bias"] for part in parts[:3]]),
         f"{ours}.out.weight": parts[3][".weight"],
         f"{ours}.out.bias": parts[3][".bias"],
     }
-
-
-def _conv(arrays: Arrays, flax: str, ours: str, *, kernel: str = "kernel") -> dict[str, Tensor]:
-    weight = arrays[f"{flax}/{kernel}"].transpose(3, 2, 0, 1)
-    return {f"{ours}.weight": _tensor(weight), f"{ours}.bias": _tensor(arrays[f"{flax}/bias"])}
-
-
-def _dense(arrays: Arrays, flax: str, ours: str, *, kernel: str = "kernel", bias: str = "bias") -> dict[str, Tensor]:
-    weight = arrays[f"{flax}/{kernel}"].T
-    return {f"{ours}.weight": _tensor(weight), f"{ours}.bias": _tensor(arrays[f"{flax}/{bias}"])}
-
-
-def _norm(arrays: Arrays, flax: str, ours: str) -> dict[str, Tensor]:
-    return {f"{ours}.weight": _tensor(arrays[f"{flax}/scale"]), f"{ours}.bias": _tensor(arrays[f"{flax}/bias"])}
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.array(array, order="C"))

@@ -9,27 +9,31 @@ paper's value as default. Optimiser states are passed over.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from namm.errors import CheckpointError, UsageError
-from namm.experiments.flax_file import read_flax_file
 from namm.files import write_json
 from namm.generative import NCSNpp
-from namm.generative.flax_weights import ATTENTION, count, ncsnpp_shape, ncsnpp_state, possible_heights
+from namm.import_flax.layers import Arrays, State, count
+from namm.import_flax.maps import icnn_state, resnet_state
+from namm.import_flax.msgpack_file import read_flax_file
+from namm.import_flax.ncsnpp import ATTENTION, ncsnpp_shape, ncsnpp_state, possible_heights
 from namm.maps import ICNN, MirrorMap, ResNet
-from namm.maps.flax_weights import icnn_state, resnet_state
 from namm.maps.resnet import Activation
 
 Copy = Literal["published", "ema", "raw"]
 PUBLISHED: dict[str, Literal["ema", "raw"]] = {"fwd_params": "ema", "bwd_params": "raw", "params": "ema"}
+N = TypeVar("N", bound=nn.Module)
 NETWORK = "network"
 """Folder of an imported score network, beside `g` and `f` of an imported map."""
 
@@ -70,7 +74,8 @@ class OfficialState:
             )
         arrays = dict(_flatten(self.fields[field]))
         for name, array in arrays.items():
-            if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not np.isfinite(array).all():
+            real = isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 0
+            if not real or not np.isfinite(array).all():
                 raise CheckpointError(f"{self.path}: {field}/{name} is not an array of finite real numbers.")
         return arrays
 
@@ -104,20 +109,20 @@ def official_map(
     forward, backward = state.arrays("fwd_params", weights), state.arrays("bwd_params", weights)
     with _checked(state.path, "g"):
         filters, channels = forward["final_conv2d/kernel"].shape[2:]
-        layers, size = sum(name.startswith("wz_") for name in forward), forward["final_conv2d/kernel"].shape[0]
-        g = ICNN(channels, layers, filters, size, strong_convexity, negative_slope)
-        _fill(g, icnn_state(forward), forward)
+        layers, size = count(forward, "wz"), forward["final_conv2d/kernel"].shape[0]
+        build_g = partial(ICNN, channels, layers, filters, size, strong_convexity, negative_slope)
+        g = _filled(build_g, lambda _: icnn_state(forward), forward)
     with _checked(state.path, "f"):
-        ups = count(backward, "ConvTranspose")
-        f = ResNet(
+        build_f = partial(
+            ResNet,
             channels=backward["Conv_0/kernel"].shape[2],
             filters=backward["Conv_0/kernel"].shape[3],
             blocks=count(backward, "ResNetBlock"),
-            downsamplings=ups,
+            downsamplings=count(backward, "ConvTranspose"),
             residual=channels == 1 if residual is None else residual,
             activation=activation or ("softplus" if channels == 1 else "none"),
         )
-        _fill(f, resnet_state(backward), backward)
+        f = _filled(build_f, lambda _: resnet_state(backward), backward)
     return MirrorMap(g, f).eval()
 
 
@@ -140,11 +145,10 @@ def official_network(
         if count(arrays, ATTENTION) == 1:
             attention = ()
         height = _height(state.path, arrays, shape, attention, height)
-        network = NCSNpp(
-            height=height, attention=list(attention), rescale_input=True, reference_frequencies=True, **shape
+        build = partial(
+            NCSNpp, height=height, attention=list(attention), rescale_input=True, reference_frequencies=True, **shape
         )
-        _fill(network, ncsnpp_state(arrays, network), arrays)
-    return network.eval()
+        return _filled(build, lambda network: ncsnpp_state(arrays, network), arrays).eval()
 
 
 def save_official(network: MirrorMap | NCSNpp, folder: str | Path, state: OfficialState, weights: Copy) -> list[Path]:
@@ -159,13 +163,13 @@ def save_official(network: MirrorMap | NCSNpp, folder: str | Path, state: Offici
         raise UsageError(f"{taken[0]} exists already and is not overwritten: choose another folder for --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder, prefix=".import-") as partial:
+        with TemporaryDirectory(dir=folder, prefix=".import-") as unfinished:
             if isinstance(network, MirrorMap):
-                network.save(partial)
+                network.save(unfinished)
             else:
-                network.save_pretrained(Path(partial) / NETWORK)
+                network.save_pretrained(Path(unfinished) / NETWORK)
             for name in names:
-                (Path(partial) / name).rename(folder / name)
+                (Path(unfinished) / name).rename(folder / name)
         digest = hashlib.sha256(state.path.read_bytes()).hexdigest()
         source = {"file": state.path.name, "sha256": digest, "epoch": state.epoch, "weights": weights}
         write_json(folder / f"imported-{state.kind}.json", source)
@@ -179,9 +183,7 @@ def _require(state: OfficialState, kind: str) -> None:
         raise CheckpointError(f"{state.path} holds a {state.kind}, not a {kind}.")
 
 
-def _height(
-    path: Path, arrays: Mapping[str, np.ndarray], shape: Mapping[str, Any], attention: Sequence[int], height: int | None
-) -> int:
+def _height(path: Path, arrays: Arrays, shape: Mapping[str, Any], attention: Sequence[int], height: int | None) -> int:
     """An image height at which attention falls where the arrays have it."""
     usual = 64 if shape["channels"] == 1 else 128
     if not attention:
@@ -200,12 +202,26 @@ def _height(
     return possible[0]
 
 
-def _fill(network: nn.Module, state: dict[str, Tensor], arrays: Mapping[str, np.ndarray]) -> None:
-    """Load converted weights, and make sure that no array was left over."""
-    network.load_state_dict(state)
+def _filled(build: Callable[[], N], convert: Callable[[N], State], arrays: Arrays) -> N:
+    """Build a network and load its converted weights, none left over.
+
+    A few small arrays can ask for a huge network: the shapes are compared before it gets any memory.
+    """
+    with torch.device("meta"):
+        outline = build()
+    state = convert(outline)
+    for name, expected in outline.state_dict().items():
+        if name in state and state[name].shape != expected.shape:
+            raise ValueError(f"{name} should have shape {list(expected.shape)} and has {list(state[name].shape)}")
+    missing = outline.state_dict().keys() - state.keys()
+    if missing:
+        raise ValueError(f"nothing gives the weights {sorted(missing)[0]}")
     theirs, ours = sum(array.size for array in arrays.values()), sum(tensor.numel() for tensor in state.values())
     if theirs != ours:
         raise ValueError(f"of its {theirs} weights only {ours} have a place in the network")
+    network = build()
+    network.load_state_dict(state)
+    return network
 
 
 @contextmanager
@@ -213,7 +229,7 @@ def _checked(path: Path, what: str) -> Iterator[None]:
     """Turns what goes wrong with arrays of unexpected names or shapes into a `CheckpointError`."""
     try:
         yield
-    except (KeyError, ValueError, IndexError, RuntimeError) as error:
+    except (KeyError, ValueError, IndexError, RuntimeError, OverflowError) as error:
         why = f"the array {error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{path}: {what} is not a network of the official code: {why}.") from error
 
