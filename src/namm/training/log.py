@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from namm.files import write_atomically
+from namm.files import refuse_link, write_atomically
 from namm.training.state import TrainingState
 
 PLAIN_SECONDS = 15.0  # between lines where there is no terminal to redraw
@@ -27,6 +27,7 @@ class MetricsLog:
         if path.exists():  # lines past the checkpoint will be written again
             kept = [line for line in path.read_text().splitlines() if _step(line) <= after_step]
             write_atomically(path, "".join(f"{line}\n" for line in kept))
+        refuse_link(path)
         self._file = path.open("a")
 
     def write(self, values: Mapping[str, float]) -> None:
