@@ -32,6 +32,7 @@ from namm.experiments.folder import read_record
 from namm.experiments.milestones import milestones
 from namm.experiments.model_stage import EQUAL_COMPUTE
 from namm.experiments.processes import alone, is_main
+from namm.experiments.rule_facts import write_facts
 from namm.experiments.settings import EvaluateSettings
 from namm.experiments.stages import Outcome, Work
 from namm.experiments.trained import Trained, describe_samples, device
@@ -66,6 +67,8 @@ def make_evaluation(work: Work) -> Outcome:
 
         rows = alone(measured)
         found = milestones(work, trained, rule, ours, baseline)
+        if is_main():
+            write_facts(work.folder, rule, {"ours": ours, "baseline": baseline}, device())
     costs, along = _costs(work), {name: [asdict(each) for each in them] for name, them in found.items()}
     if is_main():
         write_json(work.folder / METRICS, {"rows": rows, **costs, "milestones": along})
