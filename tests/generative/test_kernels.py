@@ -98,30 +98,3 @@ for step in (0, 1000):
 
 def test_nothing_cancels_where_the_mean_is_large(interpreted):
     assert max(map(float, interpreted("-c", NARROW).split())) < 1e-4
-
-
-G = """
-import torch
-from namm.gpu import with_kernels
-from namm.maps import ICNN
-from namm.maps.kernels import icnn
-
-torch.manual_seed(0)
-for channels, layers, filters, rows, columns in ((1, 3, 16, 16, 16), (2, 2, 16, 8, 16), (1, 1, 32, 16, 24)):
-    g = ICNN(channels, layers, filters)
-    with torch.no_grad():
-        g.hidden.uniform_(0, 0.05)
-        g.output.uniform_(0, 0.05)
-        g.bias.normal_(std=0.3)
-    x = torch.rand(2, channels, rows, columns)
-    found = icnn(g, x, tf32=False)
-    with torch.no_grad(), with_kernels():
-        assert torch.equal(g(x), icnn(g, x)) == ((channels, filters) == (1, 32))  # others are not known to be safe
-    true = g.double()(x.double())
-    assert (true - x).abs().max() > 0.1
-    assert (found - true).abs().max() < 3e-6 * true.abs().max()
-"""
-
-
-def test_kernels_of_g_agree_with_its_closed_form_in_float64(interpreted):
-    interpreted("-c", G)
