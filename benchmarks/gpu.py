@@ -227,7 +227,8 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
     chosen = works() if chosen is None else chosen
     options = parsed(arguments, [work.name for work in chosen])
     cuda = torch.cuda.is_available()
-    device, precisions = torch.device("cuda" if cuda else "cpu"), options.precision if cuda else ["fp32"]
+    device = torch.device("cuda" if cuda else "cpu")
+    precisions: Sequence[Precision] = options.precision if cuda else ("fp32",)
     if not options.quick:
         importlib.import_module("torch._inductor.compile_fx")  # so that no row's warm-up counts it
     gauge = Bench(device, 1, precisions[0], options.quick)

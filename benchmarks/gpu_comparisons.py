@@ -228,7 +228,8 @@ def implicit_step(bench: Bench) -> Iterator[Comparison]:
 
 def implicit_child(bench: Bench, work: str, way: str) -> dict[str, float]:
     """Rate and warm-up of one work by one way."""
-    works = {"distance": distance, "map": partial(map_step, experiment="burgers", name="gpu")}
+    step = partial(map_step, experiment="burgers", name="gpu")
+    works: dict[str, Callable[[Bench], Figures]] = {"distance": distance, "map": step}
     with patch("namm.simulators.burgers._has_kernel", lambda *_: way == "kernel"):
         found = works[work](replace(bench, batch=16 if bench.quick else 128))
     return {RATE: found.images_per_second, "s": found.warmup_seconds}

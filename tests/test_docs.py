@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+import namm
 from namm.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,3 +57,7 @@ def test_commands_are_there(page):
     assert [script for script in sorted(scripts) if not (ROOT / script).is_file()] == []
     called = set(re.findall(r"(?:^\$? ?|`)namm ([a-z]+)", text, re.MULTILINE))
     assert called <= COMMANDS.keys()
+
+
+def test_what_is_cited_is_this_version():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == namm.__version__
