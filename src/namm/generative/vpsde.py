@@ -85,21 +85,6 @@ def score_from_epsilon(epsilon: Tensor, marginal: Marginal) -> Tensor:
     return -epsilon / marginal.std
 
 
-def epsilon_from_denoised(denoised: Tensor, y_t: Tensor, marginal: Marginal) -> Tensor:
-    """(y(t) − m D) / s."""
-    return (y_t - marginal.mean * denoised) / marginal.std
-
-
-def denoised_from_score(score: Tensor, y_t: Tensor, marginal: Marginal) -> Tensor:
-    """Tweedie's formula, (y(t) + s² score) / m."""
-    return (y_t + marginal.std.square() * score) / marginal.mean
-
-
-def score_matching_loss(score: Tensor, epsilon: Tensor, marginal: Marginal) -> Tensor:
-    """Denoising score matching weighted by s², ½ ‖s score + ε‖² summed over pixels: (B,)."""
-    return 0.5 * (marginal.std * score + epsilon).square().flatten(1).sum(1)
-
-
 # What a network may predict
 
 
