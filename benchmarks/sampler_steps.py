@@ -29,7 +29,7 @@ from namm.experiments.trained import Trained, device
 from namm.files import write_json
 from namm.generative import Mirrored
 from namm.generative.samplers import Sampler
-from namm.generative.vpsde import VPSDE
+from namm.generative.schedules import VPSDE
 from namm.maps import IdentityMap
 from namm.numerics import arithmetic
 

@@ -30,9 +30,9 @@ from gpu_tools import Bench, Figures, by_kind, compiled_by_torch, facts, stamp
 from namm.experiments.presets import PRESETS
 from namm.files import write_json
 from namm.generative import Diffusion, NCSNpp
-from namm.generative.layers import SQRT_HALF
-from namm.generative.norm_kernels import activated, normalised
-from namm.generative.row_kernels import beside, joined
+from namm.generative.networks.ncsnpp.layers import SQRT_HALF
+from namm.generative.networks.ncsnpp.norm_kernels import activated, normalised
+from namm.generative.networks.ncsnpp.row_kernels import beside, joined
 from namm.gpu import with_kernels
 from namm.training.models import ModelObjective
 from namm.training.settings import TrainSettings

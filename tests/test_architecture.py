@@ -13,7 +13,7 @@ SOURCE = Path(namm.__file__).parent
 
 # From left to right in the picture of the design: a package may import those before it and itself.
 ORDER = [
-    *("errors", "_version", "files", "precision", "numerics", "gpu"),
+    *("errors", "_version", "files", "precision", "numerics", "gpu", "memory"),
     *("simulators", "constraints", "datasets", "maps", "generative", "training", "inverse", "evaluation"),
     *("report", "pipeline", "experiments", "cli"),
 ]

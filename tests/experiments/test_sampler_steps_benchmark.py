@@ -11,7 +11,7 @@ import pytest
 from namm.evaluation import compare
 from namm.experiments.trained import Trained
 from namm.generative import DPMSolver, EulerMaruyama
-from namm.generative.vpsde import VPSDE
+from namm.generative.schedules import VPSDE
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sampler_steps.py"
 

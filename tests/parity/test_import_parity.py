@@ -15,7 +15,7 @@ from namm.errors import CheckpointError, UsageError
 from namm.experiments.flax_file import unpack
 from namm.experiments.official import OfficialState, official_map, official_network, read_official
 from namm.generative import NCSNpp
-from namm.generative.layers import SelfAttention
+from namm.generative.networks.ncsnpp.layers import SelfAttention
 
 MAP, MDM, OUTPUTS = "checkpoint_namm.msgpack", "checkpoint_mdm.msgpack", "checkpoint_outputs.npz"
 NAMES = {"raw": "params", "ema": "ema"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from namm.generative.vpsde import VPSDE, score_matching_loss
+from namm.generative.schedules import VPSDE, score_matching_loss
 
 SDE = VPSDE()
 

@@ -9,21 +9,19 @@ whatever has none, that is `loss(y)`, `fit_statistics(y)` and `sample`, is in mi
 `unstandardise` lead from one to the other.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from namm.errors import UsageError
-from namm.generative.base import evaluating
-from namm.generative.compiled import FixedBatch
-from namm.generative.noise import sample_in_batches
+from namm.generative.base import Standardised, check_shape, evaluating, sample_in_batches
 from namm.generative.progress import bar_over
 from namm.generative.samplers import EulerMaruyama, Sampler
-from namm.generative.standardised import Standardised, check_shape
-from namm.generative.vpsde import VPSDE, Epsilon, Prediction, score_from_epsilon
-from namm.gpu import lay_out
+from namm.generative.schedules import VPSDE, Epsilon, Prediction, score_from_epsilon
+from namm.gpu import Recorded, can_record, compile_options, lay_out
 from namm.numerics import at_least_float32
 
 EPSILON, PAPER_SDE, PAPER_SAMPLER = Epsilon(), VPSDE(), EulerMaruyama(1000)
@@ -173,3 +171,36 @@ class DiffusersNetwork(nn.Module):
         """(B, C, H, W), (B,) -> (B, C, H, W)."""
         output: Tensor = self.model(y_t, 1000 * t - 1).sample
         return output
+
+
+class FixedBatch:
+    """`network(y_t, t)` for batches of `size`, recorded if it has kernels for this device, else compiled.
+
+    A smaller batch is filled up with copies of its own rows: another size would be recorded or compiled anew, which
+    takes as long as hundreds of samples or many thousand.
+
+    Args:
+        network: To be recorded or compiled; on `device`.
+        size: B.
+        shape: (C, H, W) of the images.
+        device: Where they are.
+    """
+
+    def __init__(self, network: nn.Module, size: int, shape: tuple[int, int, int], device: torch.device) -> None:
+        self.size = size
+        self.call: Callable[..., Tensor]
+        if can_record(network, device):
+            self.graphs, self.call = False, Recorded(network)
+            return
+        options = compile_options(network, device, size * math.prod(shape))
+        self.graphs = options["triton.cudagraphs"]
+        self.call = torch.compile(network, fullgraph=True, dynamic=False, options=options)
+
+    def __call__(self, y_t: Tensor, t: Tensor) -> Tensor:
+        """(B, C, H, W) and (B,) -> (B, C, H, W), B at most `size`."""
+        n = len(y_t)
+        if n < self.size:
+            rows = torch.arange(self.size, device=y_t.device) % n
+            y_t, t = y_t[rows], t[rows]
+        output = self.call(y_t, t)
+        return (output.clone() if self.graphs else output)[:n]  # the next replay writes to the same memory

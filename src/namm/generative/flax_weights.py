@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from namm.generative.layers import PyramidStep, ResidualBlock, SelfAttention
-from namm.generative.ncsnpp import NCSNpp
+from namm.generative.networks.ncsnpp.layers import PyramidStep, ResidualBlock, SelfAttention
+from namm.generative.networks.ncsnpp.network import NCSNpp
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -8,7 +8,7 @@ from accelerate import PartialState
 from rich.console import Console
 from rich.progress import Progress
 
-from namm.generative.noise import batch_starts
+from namm.generative.base import batch_starts
 
 
 class Bar:

@@ -13,6 +13,7 @@ Under torchrun all processes make each batch together, and the main one writes i
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,16 @@ from namm.datasets import partial
 from namm.datasets.base import BLOCK
 from namm.datasets.lazy import LazyImages
 from namm.datasets.readers import open_hdf5
-from namm.errors import DataError, UsageError
-from namm.generative.dry import rehearse_sampling
+from namm.errors import DataError, MemoryShortage, UsageError
+from namm.generative.base import evaluating
+from namm.generative.diffusion import Diffusion
 from namm.generative.mirrored import Mirrored
-from namm.numerics import arithmetic
+from namm.memory import shortage
+from namm.numerics import arithmetic, generator
 from namm.precision import Precision
 
 PIXELS = 2**20
-"""Of all images that are made together, unless somebody chooses."""
+"""Pixels of all images that are made together, where no batch size is given."""
 
 
 def write_samples(
@@ -125,6 +128,37 @@ def write_samples(
         while (bounds := broadcast_object_list([None])[0]) is not None:
             make(*bounds)
     return Path(path)
+
+
+def rehearse_sampling(
+    source: Mirrored, size: int, constraint: Constraint | None = None, *, compile: bool = False
+) -> None:
+    """Refuse to make `size` samples together where the network, f or ℓ does not fit into memory.
+
+    One evaluation of each is tried. With `compile` the network is compiled, or recorded, for this size.
+    """
+    device = source.device
+
+    @torch.no_grad()
+    def attempt(n: int) -> None:
+        noise = torch.randn((n, *source.model.sample_shape), generator=generator(0, "dry sampling")).to(device)
+        with evaluating(source):
+            if isinstance(source.model, Diffusion):
+                with source.model.compiled(n) if compile else nullcontext():
+                    for _ in range(3 if compile else 1):  # a compiled network records CUDA graphs after its first call
+                        source.model.denoise(noise, noise.new_ones(n))
+            x = source.to_data(noise)
+        if constraint is not None:
+            constraint(x)
+
+    if (found := shortage(attempt, size, device)) is None:
+        return
+    problem, fitting = found
+    smaller = f"{fitting} fit: ask for that batch_size" if fitting else "not even one fits: take a smaller network"
+    raise MemoryShortage(
+        f"sampling: {size} samples together do not fit into memory ({problem}); {smaller}, or free what other programs "
+        "hold."
+    )
 
 
 def _arrays(

@@ -18,9 +18,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.generative.base import evaluating
-from namm.generative.noise import Noise, sample_in_batches
-from namm.generative.standardised import Standardised, check_shape
+from namm.generative.base import Noise, Standardised, check_shape, evaluating, sample_in_batches
 from namm.maps.layers import Boundary, DoublingConv2d, SameConv2d
 from namm.numerics import at_least_float32, full_precision
 

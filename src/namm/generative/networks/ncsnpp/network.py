@@ -24,7 +24,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.generative.layers import (
+from namm.generative.networks.ncsnpp.layers import (
     PictureConv2d,
     PreciseConv2d,
     ResidualBlock,
@@ -33,7 +33,7 @@ from namm.generative.layers import (
     group_norm,
     time_biases,
 )
-from namm.generative.levels import Middle, down_path, up_path
+from namm.generative.networks.ncsnpp.levels import Middle, down_path, up_path
 from namm.numerics import full_precision
 
 TIME_SCALE = 999

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from namm.errors import UsageError
-from namm.generative.vpsde import (
+from namm.generative.schedules import (
     VPSDE,
     Epsilon,
     Velocity,

@@ -7,8 +7,8 @@ convolution before goes there, where it and its gradient cost nothing. A program
 it to itself. It reads them twice, the second time from the end, which is most likely to be still in the cache. Sizes of
 images are no constants of the kernels: the fewer of them there are, the sooner they are compiled.
 
-All images are channels-last. `namm.generative.layers` has the same in torch, their oracle. Importing this needs triton,
-which comes with torch where that knows GPUs.
+All images are channels-last. `layers.py` has the same in torch, their oracle. Importing this needs triton, which comes
+with torch where that knows GPUs.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from namm.generative.row_kernels import packed
+from namm.generative.networks.ncsnpp.row_kernels import packed
 
 SLICE, TILE, WARPS = 32, 2**12, 4
 """Channels of a program at least, the numbers that it holds at a time, and threads by 32: the fastest of a search."""

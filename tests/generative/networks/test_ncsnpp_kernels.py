@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 def test_kernels_agree_with_torch_in_float64_and_learn_the_same(interpreted, tmp_path):
@@ -66,7 +66,7 @@ def test_in_bfloat16_it_is_nearly_as_near_to_float32(interpreted):
 
 DROPOUT = """
 import torch
-from namm.generative.norm_kernels import normalised
+from namm.generative.networks.ncsnpp.norm_kernels import normalised
 
 x = torch.randn(4, 16, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
 ones, zeros = torch.ones(16), torch.zeros(16)
@@ -85,7 +85,7 @@ def test_what_is_dropped_is_zero_and_has_no_gradient(interpreted):
 
 NARROW = """
 import torch
-from namm.generative.norm_kernels import normalised
+from namm.generative.networks.ncsnpp.norm_kernels import normalised
 
 x = 100 + torch.randn(2, 8, 96, 96)  # far from zero: sums of squares would cancel
 for step in (0, 1000):

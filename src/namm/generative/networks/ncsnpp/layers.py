@@ -121,8 +121,8 @@ class ResidualBlock(nn.Module):
 
     def _by_kernels(self, x: Tensor, added: Tensor) -> Tensor:
         """The same; biases of convolutions are where the kernels take them."""
-        from namm.generative.norm_kernels import activated, normalised
-        from namm.generative.row_kernels import joined
+        from namm.generative.networks.ncsnpp.norm_kernels import activated, normalised
+        from namm.generative.networks.ncsnpp.row_kernels import joined
 
         h, x = activated(x, *self.norm0.described())
         h = F.conv2d(self.resample(h), self.conv0.weight, padding=1)
@@ -155,7 +155,7 @@ def _bias(conv: nn.Conv2d) -> Tensor:
 def beside(x: Tensor, h: Tensor) -> Tensor:
     """x and h, one after the other along the channels."""
     if uses_kernels():
-        from namm.generative.row_kernels import beside as by_kernel
+        from namm.generative.networks.ncsnpp.row_kernels import beside as by_kernel
 
         return by_kernel(x, h)
     return torch.cat([x, h], dim=1)
@@ -213,7 +213,7 @@ class GroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> the same shape, computed in float32 or better."""
         if uses_kernels():
-            from namm.generative.norm_kernels import normalised
+            from namm.generative.networks.ncsnpp.norm_kernels import normalised
 
             return normalised(x, None, *self.described(), silu=False)
         if x.stride(1) != 1 or x.shape[1] == 1:

@@ -6,8 +6,8 @@
 b is a bias for each channel: that of the convolution before goes there, where it and its gradient cost nothing. A
 gradient may be a part of the channels of another tensor, as those of `beside` are: it is read where it is.
 
-All images are channels-last: rows of channels, one for each pixel. `namm.generative.layers` has the same in torch,
-their oracle. Importing this needs triton, which comes with torch where that knows GPUs.
+All images are channels-last: rows of channels, one for each pixel. `layers.py` has the same in torch, their oracle.
+Importing this needs triton, which comes with torch where that knows GPUs.
 """
 
 from typing import Any

@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from namm.generative.layers import SQRT_HALF, Double, Halve, PyramidStep, ResidualBlock, SelfAttention, beside
+from namm.generative.networks.ncsnpp.layers import (
+    SQRT_HALF,
+    Double,
+    Halve,
+    PyramidStep,
+    ResidualBlock,
+    SelfAttention,
+    beside,
+)
 
 
 class DownLevel(nn.Module):
