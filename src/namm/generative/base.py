@@ -4,7 +4,7 @@
     z(i, k) = row i mod 64 of a block     that depends on (seed, ⌊i/64⌋, k) only: the noise of sample i at step k
 
 A model learns a distribution over images y of mirror space and draws from it. It knows the shape of its samples and
-keeps its own standardisation, so that whoever trains or samples it never has to. Which samples are made together, and
+keeps its standardisation, so that whoever trains or samples it never has to. Which samples are made together, and
 by which process, changes nothing: neither the batch size nor the number of processes.
 """
 
@@ -156,7 +156,7 @@ class Noise:
 
 
 def as_seed(generator: torch.Generator | int | None) -> int:
-    """The seed itself, or one drawn from the generator (torch's own for None)."""
+    """The seed itself, or one drawn from the generator (torch's global one for None)."""
     if isinstance(generator, int):
         return generator
     device = "cpu" if generator is None else generator.device

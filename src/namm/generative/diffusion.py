@@ -32,7 +32,7 @@ class Diffusion(Standardised, nn.Module):
 
     Args:
         network: `network(y_t, t)` with y_t (B, C, H, W) and t (B,) in (0, 1] returns a tensor of y_t's shape: `NCSNpp`,
-            any module of your own, or a model of diffusers in a `DiffusersNetwork`.
+            any module with these arguments, or a model of diffusers in a `DiffusersNetwork`.
         sample_shape: (C, H, W).
         prediction: What the network's output means: `Epsilon()` (the paper) or `Velocity()`, which learns faster and
             whose samples stay finite after a short training.
@@ -58,12 +58,12 @@ class Diffusion(Standardised, nn.Module):
         channels, height, width = sample_shape
         self.sample_shape = (int(channels), int(height), int(width))
         self.register_statistics(self)
-        self._compiled: FixedBatch | None = None  # for sampling
-        self._quick: FixedBatch | None = None  # the same while it is in use
+        self._compiled: FixedBatch | None = None  # kept for the next call
+        self._in_use: FixedBatch | None = None  # `_compiled` while samples are made
 
     @property
     def has_kernels(self) -> bool:
-        """As its network says: the loss adds nothing that could not be recorded."""
+        """Whether the network has kernels for a recording; the loss adds nothing that could not be recorded."""
         return bool(getattr(self.network, "has_kernels", False))
 
     def extra_repr(self) -> str:
@@ -102,7 +102,7 @@ class Diffusion(Standardised, nn.Module):
         return score_from_epsilon(self.epsilon(y_t, t), self.sde.marginal(t))
 
     def _output(self, y_t: Tensor, t: Tensor) -> Tensor:
-        network = self.network if self._quick is None else self._quick
+        network = self.network if self._in_use is None else self._in_use
         return at_least_float32(network(y_t, t))
 
     @contextmanager
@@ -112,11 +112,11 @@ class Diffusion(Standardised, nn.Module):
             device = self.mean.device
             lay_out(self.network, device)
             self._compiled = FixedBatch(self.network, batch_size, self.sample_shape, device)
-        self._quick = self._compiled
+        self._in_use = self._compiled
         try:
             yield
         finally:
-            self._quick = None
+            self._in_use = None
 
     @torch.no_grad()
     def sample(
@@ -139,7 +139,7 @@ class Diffusion(Standardised, nn.Module):
             n: How many.
             sampler: `EulerMaruyama(1000)` (the paper), `Ancestral`, `DDIM`, `DPMSolver(25)` or `UniPC(25)`.
             batch_size: Samples made together.
-            generator: A seed, or a generator to draw it from; None draws it from torch's own.
+            generator: A seed, or a generator to draw it from; None draws it from torch's global one.
             first: Number of the first sample: `sample(64, first=128)` makes samples 128 to 191 of the same seed.
             compile: Compile the network first, for this batch size, or record it if it is `NCSNpp` on a GPU: up to a
                 minute, which thousands of samples repay.
@@ -147,8 +147,8 @@ class Diffusion(Standardised, nn.Module):
 
         Precision is the caller's: `with namm.numerics.arithmetic("auto", device): …` is the fastest.
         """
-        quick = self.compiled(batch_size) if compile else nullcontext()
-        with evaluating(self), quick, bar_over(n, batch_size, sampler.steps, progress) as bar:
+        compiled = self.compiled(batch_size) if compile else nullcontext()
+        with evaluating(self), compiled, bar_over(n, batch_size, sampler.steps, progress) as bar:
             return sample_in_batches(
                 lambda noise: self.unstandardise(sampler(self, noise, bar.advance)),
                 n,
@@ -176,7 +176,7 @@ class DiffusersNetwork(nn.Module):
 class FixedBatch:
     """`network(y_t, t)` for batches of `size`, recorded if it has kernels for this device, else compiled.
 
-    A smaller batch is filled up with copies of its own rows: another size would be recorded or compiled anew, which
+    A smaller batch is filled up with copies of its rows: another size would be recorded or compiled anew, which
     takes as long as hundreds of samples or many thousand.
 
     Args:

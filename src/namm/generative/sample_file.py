@@ -5,7 +5,7 @@ mirror_images     y                                 (N, C, H, W)
 distances         ℓ(x), where there is a rule       (N,)
 seconds           what each sample took to compute  (N,)
 
-Sample i depends on (model, sampler, seed, i) alone, so a file that was cut short goes on where it stopped and ends with
+Sample i depends on (model, sampler, seed, i) only, so a file that was cut short goes on where it stopped and ends with
 the samples of an uninterrupted one (in the same batches, their very bytes on a CPU). Memory does not grow with N.
 
 Under torchrun all processes make each batch together, and the main one writes it.
@@ -65,11 +65,11 @@ def write_samples(
     Under torchrun every process must call this.
 
     Args:
-        path: The file. A complete one of the same seed and description is left alone, one of others is refused.
+        path: The file. A complete one of the same seed and description is not changed, one of others is refused.
         source: The model and the maps; on the device to be used.
         n: How many samples.
-        seed: Theirs.
-        description: What else tells these samples from others: which weights, which sampler. Kept as attributes.
+        seed: Seed of the samples.
+        description: What else distinguishes these samples: weights, sampler. Stored as attributes.
         constraint: ℓ, to be measured on every sample.
         first: Number of the first sample, to go on where another file ends.
         batch_size: Samples that a process makes together; by default as many as have a million pixels together, but no
@@ -77,7 +77,7 @@ def write_samples(
         precision: How the networks compute on a GPU, by its name in `namm.numerics`.
         compile: Compile the network of a diffusion model before the first batch; not counted in `seconds`.
         progress: Show a progress bar, where there is a terminal.
-        options: Of `source.model.sample`, such as `sampler`.
+        options: Passed to `source.model.sample`, such as `sampler`.
     """
     shape = tuple(source.model.sample_shape)
     size = max(1, min(256, PIXELS // (shape[1] * shape[2]))) if batch_size is None else batch_size

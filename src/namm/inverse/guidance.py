@@ -203,7 +203,7 @@ class LikelihoodGuidance:
 
 
 def gradient(loss: Tensor, y_t: Tensor) -> Tensor:
-    """The gradient of each sample's loss (B,) with respect to its own state: (B, C, H, W)."""
+    """The gradient of each sample's loss (B,) with respect to its state: (B, C, H, W)."""
     try:
         return torch.autograd.grad(loss.sum(), y_t)[0]
     except RuntimeError as error:

@@ -122,7 +122,7 @@ def sample_posterior(
         constraint: Only measured, on the finished samples; to guide by it, give it to the guidance.
         retries: How often a sample that diverged is drawn again, each time with half the step.
         batch_size: Samples made together.
-        generator: A seed, or a generator to draw it from; None draws it from torch's own.
+        generator: A seed, or a generator to draw it from; None draws it from torch's global one.
         first: Number of the first sample.
         progress: Show a progress bar, where there is a terminal.
     """
