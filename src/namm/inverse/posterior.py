@@ -46,7 +46,7 @@ class AncestralSteps(Ancestral):
 
 @dataclass(frozen=True)
 class DDIMSteps(DDIM):
-    """The steps of `DDIM`, for few of them; ancestral noise by default, since guidance needs fresh noise to recover."""
+    """The steps of `DDIM`, to take fewer than a thousand; by default with all the noise of ancestral ones."""
 
     eta: float = 1.0
 
