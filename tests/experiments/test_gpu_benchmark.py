@@ -334,11 +334,11 @@ def test_another_process_tells_its_last_line_or_why_not(tools, tmp_path, monkeyp
 
 
 def test_a_baseline_records_nothing(tools):
-    from namm.generative import compiled
+    from namm.generative import diffusion
     from namm.training import trainer
 
     before = trainer.can_record
     with tools.compiled_by_torch():
         assert not trainer.can_record(None, None)
-        assert not compiled.can_record(None, None)
-    assert trainer.can_record is compiled.can_record is before
+        assert not diffusion.can_record(None, None)
+    assert trainer.can_record is diffusion.can_record is before

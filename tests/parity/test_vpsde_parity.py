@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from namm.generative.vpsde import VPSDE
+from namm.generative.schedules import VPSDE
 
 SDE = VPSDE()
 

@@ -7,7 +7,7 @@
 ρ keeps, halves or doubles the image and S is the matching shortcut. Both resamplings filter with the outer product φ of
 [1, 3, 3, 1]/8, zeros outside the image, written as two products with banded matrices, one along each axis: on GPUs they
 run at the speed of memory, unlike depthwise convolutions. φ is exact in bfloat16. While a GPU records its launches
-(`namm.gpu.Recorded`), what surrounds the convolutions is computed by kernels of our own.
+(`namm.gpu.Recorded`), what surrounds the convolutions is computed by hand-written kernels.
 """
 
 import math
@@ -107,8 +107,8 @@ class ResidualBlock(nn.Module):
         self.norm1 = group_norm(outputs)
         self.dropout = nn.Dropout(dropout)
         self.conv1 = nn.Conv2d(outputs, outputs, 3, padding=1)
-        plain = inputs == outputs and resample is nn.Identity
-        self.shortcut = nn.Identity() if plain else nn.Conv2d(inputs, outputs, 1)
+        unchanged = inputs == outputs and resample is nn.Identity
+        self.shortcut = nn.Identity() if unchanged else nn.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, added: Tensor) -> Tensor:
         """x: (B, inputs, H, W) and what `time_biases` has for this block -> (B, outputs, ρ H, ρ W)."""
@@ -121,13 +121,13 @@ class ResidualBlock(nn.Module):
 
     def _by_kernels(self, x: Tensor, added: Tensor) -> Tensor:
         """The same; biases of convolutions are where the kernels take them."""
-        from namm.generative.norm_kernels import activated, normalised
-        from namm.generative.row_kernels import joined
+        from namm.generative.networks.ncsnpp.norm_kernels import activated, normalised
+        from namm.generative.networks.ncsnpp.row_kernels import joined
 
-        h, x = activated(x, *self.norm0.described())
+        h, x = activated(x, *self.norm0.kernel_arguments())
         h = F.conv2d(self.resample(h), self.conv0.weight, padding=1)
         dropout = self.dropout.p if self.training else 0.0
-        h = normalised(h, added, *self.norm1.described(), silu=True, dropout=dropout)
+        h = normalised(h, added, *self.norm1.kernel_arguments(), silu=True, dropout=dropout)
         h = F.conv2d(h, self.conv1.weight, padding=1)
         x, bias = self.resample(x), _bias(self.conv1)
         if isinstance(self.shortcut, nn.Conv2d):
@@ -138,13 +138,13 @@ class ResidualBlock(nn.Module):
 def time_biases(blocks: Sequence[ResidualBlock], time: Tensor) -> list[Tensor]:
     """What each block adds to its first convolution, from σ(τ) (B, time): W σ τ, (B, outputs).
 
-    For kernels all of it is one product, in float32 and together with the convolution's own bias.
+    For kernels all of it is one product, in float32 and together with the convolution's bias.
     """
     if not uses_kernels():
         return [block.bias(time) for block in blocks]
     product = F.linear(time, torch.cat([block.bias.weight for block in blocks])).float()
-    own = torch.cat([block.bias.bias for block in blocks]) + torch.cat([_bias(block.conv0) for block in blocks])
-    return list((product + own).split([block.conv0.out_channels for block in blocks], dim=1))
+    constant = torch.cat([block.bias.bias for block in blocks]) + torch.cat([_bias(block.conv0) for block in blocks])
+    return list((product + constant).split([block.conv0.out_channels for block in blocks], dim=1))
 
 
 def _bias(conv: nn.Conv2d) -> Tensor:
@@ -155,7 +155,7 @@ def _bias(conv: nn.Conv2d) -> Tensor:
 def beside(x: Tensor, h: Tensor) -> Tensor:
     """x and h, one after the other along the channels."""
     if uses_kernels():
-        from namm.generative.row_kernels import beside as by_kernel
+        from namm.generative.networks.ncsnpp.row_kernels import beside as by_kernel
 
         return by_kernel(x, h)
     return torch.cat([x, h], dim=1)
@@ -204,7 +204,7 @@ class PreciseConv2d(nn.Conv2d):
 
 
 class GroupNorm(nn.GroupNorm):
-    """torch's own, which would turn channels-last memory into another layout and back; here it stays as it is.
+    """Group norm that keeps channels-last memory as it is; torch's would change the layout and back.
 
     There statistics are taken over the pixels of each channel first, which reads memory in its order, and channels of a
     group are joined after: the variance of all is the mean of theirs plus the variance of their means.
@@ -213,9 +213,9 @@ class GroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> the same shape, computed in float32 or better."""
         if uses_kernels():
-            from namm.generative.norm_kernels import normalised
+            from namm.generative.networks.ncsnpp.norm_kernels import normalised
 
-            return normalised(x, None, *self.described(), silu=False)
+            return normalised(x, None, *self.kernel_arguments(), silu=False)
         if x.stride(1) != 1 or x.shape[1] == 1:
             return super().forward(x)
         wide = at_least_float32(x)
@@ -226,8 +226,8 @@ class GroupNorm(nn.GroupNorm):
         shift = self.bias - scale * middle.expand_as(mean).flatten(1)
         return (wide * scale[:, :, None, None] + shift[:, :, None, None]).to(x.dtype)
 
-    def described(self) -> tuple[Tensor, Tensor, int, float]:
-        """As the kernels want it."""
+    def kernel_arguments(self) -> tuple[Tensor, Tensor, int, float]:
+        """Weight, bias, number of groups and ε, in the order of the kernels' arguments."""
         return self.weight, self.bias, self.num_groups, self.eps
 
 

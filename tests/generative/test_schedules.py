@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from namm.errors import UsageError
-from namm.generative.vpsde import VPSDE, Epsilon, Velocity, score_from_epsilon
+from namm.generative.schedules import VPSDE, Epsilon, Velocity, score_from_epsilon
 
 times = st.floats(1e-5, 1.0)
 schedules = st.builds(VPSDE, st.floats(0.01, 1.0), st.floats(1.0, 30.0))

@@ -24,7 +24,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.generative.layers import (
+from namm.generative.networks.ncsnpp.layers import (
     PictureConv2d,
     PreciseConv2d,
     ResidualBlock,
@@ -33,7 +33,7 @@ from namm.generative.layers import (
     group_norm,
     time_biases,
 )
-from namm.generative.levels import Middle, down_path, up_path
+from namm.generative.networks.ncsnpp.levels import Middle, down_path, up_path
 from namm.numerics import full_precision
 
 TIME_SCALE = 999
@@ -56,7 +56,7 @@ class NCSNpp(ModelMixin, ConfigMixin):
     """
 
     has_kernels = True
-    """Of our own, for what surrounds its convolutions: see `namm.gpu`."""
+    """It has kernels for what surrounds its convolutions; `namm.gpu` records them."""
 
     @register_to_config
     def __init__(
@@ -145,7 +145,7 @@ class NCSNpp(ModelMixin, ConfigMixin):
             )
 
     def _embed(self, x: Tensor, t: Tensor) -> Tensor:
-        """τ: (B, 4 filters), in float32 or better up to the weights' own precision."""
+        """τ: (B, 4 filters), in float32 or better up to the weights' precision."""
         if t.ndim > 1 or t.numel() not in (1, len(x)):
             raise DataError(
                 f"t must have one entry per image, {len(x)}, or one for all; its shape is {tuple(t.shape)}."

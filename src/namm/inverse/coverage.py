@@ -1,4 +1,4 @@
-"""Do posterior samples tell the truth about their own uncertainty?
+"""Coverage: how often the truth lies within the spread of posterior samples.
 
 If the truth and n samples are draws of one distribution, the rank of the truth among them is uniform on 0 … n. So the
 order statistics k and n + 1 − k enclose it with probability 1 − 2k/(n + 1), and between them one interpolates.
@@ -17,8 +17,8 @@ def coverage(samples: Tensor, truth: Tensor, level: float = 0.9) -> Tensor:
 
     Args:
         samples: (M, n, …), n samples for each of M measurements, as `Posterior.samples`.
-        truth: (M, …), what was measured, of any device and type.
-        level: Of the interval, between 0 and 1. It needs at least 2/(1 − level) − 1 samples: 19 for 0.9.
+        truth: (M, …), the image that was measured, on any device and of any type.
+        level: Probability of the interval, between 0 and 1. It needs at least 2/(1 − level) − 1 samples: 19 for 0.9.
 
     Returns:
         The share of the M measurements, for each entry: (…). Its mean over entries is one figure for all. Entries that

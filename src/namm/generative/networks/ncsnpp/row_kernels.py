@@ -6,8 +6,8 @@
 b is a bias for each channel: that of the convolution before goes there, where it and its gradient cost nothing. A
 gradient may be a part of the channels of another tensor, as those of `beside` are: it is read where it is.
 
-All images are channels-last: rows of channels, one for each pixel. `namm.generative.layers` has the same in torch,
-their oracle. Importing this needs triton, which comes with torch where that knows GPUs.
+All images are channels-last: rows of channels, one for each pixel. `layers.py` has the same in torch, their oracle.
+Importing this needs triton, which comes with torch where that knows GPUs.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ SQRT_HALF = tl.constexpr(0.5**0.5)
 
 
 @triton.jit
-def _own(rows, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _program_rows(rows, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """The rows of a program, channels, and which of both there are."""
     c = tl.arange(0, WIDTH)
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -34,7 +34,7 @@ def _own(rows, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _join(x, h, bias, y, rows, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """(x + h + b) / √2."""
-    row, c, there = _own(rows, C, WIDTH, BLOCK)
+    row, c, there = _program_rows(rows, C, WIDTH, BLOCK)
     place = row[:, None] * C + c[None, :]
     found = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
     found += tl.load(h + place, mask=there, other=0.0).to(tl.float32)
@@ -45,7 +45,7 @@ def _join(x, h, bias, y, rows, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.c
 @triton.jit
 def _join_back(grad, out, sums, rows, stride, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """The gradient of x and of h, and its sum over the rows of a block; `stride` numbers from row to row of `grad`."""
-    row, c, there = _own(rows, C, WIDTH, BLOCK)
+    row, c, there = _program_rows(rows, C, WIDTH, BLOCK)
     found = tl.load(grad + row[:, None] * stride + c[None, :], mask=there, other=0.0).to(tl.float32) * SQRT_HALF
     tl.store(out + row[:, None] * C + c[None, :], found.to(out.dtype.element_ty), mask=there)
     tl.store(sums + tl.program_id(0) * C + c, tl.sum(found, 0), mask=c < C)
@@ -54,7 +54,7 @@ def _join_back(grad, out, sums, rows, stride, C: tl.constexpr, WIDTH: tl.constex
 @triton.jit
 def _copy(x, y, rows, read, write, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """C numbers of every row, from row to row `read` numbers apart, to where they are `write` apart."""
-    row, c, there = _own(rows, C, WIDTH, BLOCK)
+    row, c, there = _program_rows(rows, C, WIDTH, BLOCK)
     value = tl.load(x + row[:, None] * read + c[None, :], mask=there, other=0.0)
     tl.store(y + row[:, None] * write + c[None, :], value, mask=there)
 
@@ -71,7 +71,7 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         if (step := _step(grad)) is None:
             grad, step = packed(grad), grad.shape[1]
-        out, how = _room(grad, grad.shape[1]), _cut(grad)
+        out, how = _empty_images(grad, grad.shape[1]), _cut(grad)
         sums = grad.new_empty((*_programs(grad, how), grad.shape[1]), dtype=torch.float32)
         _join_back[_programs(grad, how)](grad, out, sums, _rows(grad), step, **how)
         return out, out, sums.sum(0)
@@ -81,7 +81,7 @@ class _Beside(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor) -> Tensor:
         ctx.channels, both = x.shape[1], x.shape[1] + h.shape[1]
-        y = _room(x, both)
+        y = _empty_images(x, both)
         for part, place in zip((x, h), y.tensor_split([ctx.channels], dim=1), strict=True):
             _copy_rows(part, place, part.shape[1], both)
         return y
@@ -90,9 +90,9 @@ class _Beside(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         of_x, of_h = packed(grad).tensor_split([ctx.channels], dim=1)
-        alone = _room(of_h, of_h.shape[1])  # without gaps: it will be added to another
-        _copy_rows(of_h, alone, grad.shape[1], of_h.shape[1])
-        return of_x, alone
+        packed_h = _empty_images(of_h, of_h.shape[1])  # without gaps: it will be added to another
+        _copy_rows(of_h, packed_h, grad.shape[1], of_h.shape[1])
+        return of_x, packed_h
 
 
 def joined(x: Tensor, h: Tensor, bias: Tensor) -> Tensor:
@@ -133,8 +133,8 @@ def _step(x: Tensor) -> int | None:
     return width if same and channels == 1 else None
 
 
-def _room(x: Tensor, channels: int) -> Tensor:
-    """Memory for as many images of the same size with so many channels."""
+def _empty_images(x: Tensor, channels: int) -> Tensor:
+    """Uninitialised channels-last images of the size of x, with that many channels."""
     return x.new_empty((len(x), *x.shape[2:], channels)).permute(0, 3, 1, 2)
 
 

@@ -10,7 +10,7 @@ from scipy.signal import correlate2d
 
 from namm.errors import DataError, UsageError
 from namm.generative import NCSNpp
-from namm.generative.layers import (
+from namm.generative.networks.ncsnpp.layers import (
     Double,
     Halve,
     PictureConv2d,

@@ -1,7 +1,7 @@
 """The two sides of a U-Net: what one resolution of NCSN++ holds on the way down, in the middle and on the way up.
 
 On the way down every state is kept, the first of them being the head's; on the way up the block that is fed with a
-state takes the one that was kept last. A step to half the resolution keeps the pyramid's state instead of its own. What
+state takes the one that was kept last. A step to half the resolution keeps the pyramid's state instead of h. What
 the time adds in every residual block is handed on in the order in which they run.
 """
 
@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from namm.generative.layers import SQRT_HALF, Double, Halve, PyramidStep, ResidualBlock, SelfAttention, beside
+from namm.generative.networks.ncsnpp.layers import (
+    SQRT_HALF,
+    Double,
+    Halve,
+    PyramidStep,
+    ResidualBlock,
+    SelfAttention,
+    beside,
+)
 
 
 class DownLevel(nn.Module):
@@ -21,7 +29,7 @@ class DownLevel(nn.Module):
         blocks: Residual blocks.
         attend: Attention after each of them.
         time: Length of τ.
-        dropout: Of the residual blocks.
+        dropout: Probability in the residual blocks.
         pyramid: Channels of the pyramid's image at this resolution; None at the last one.
     """
 
@@ -101,7 +109,7 @@ def down_path(
         blocks: Residual blocks at each resolution.
         attends: Whether each resolution has attention.
         time: Length of τ.
-        dropout: Of the residual blocks.
+        dropout: Probability in the residual blocks.
     """
     levels, kept, pyramid = nn.ModuleList(), [filters], pixels
     for level, width in enumerate(widths):

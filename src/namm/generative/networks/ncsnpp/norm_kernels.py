@@ -7,8 +7,8 @@ convolution before goes there, where it and its gradient cost nothing. A program
 it to itself. It reads them twice, the second time from the end, which is most likely to be still in the cache. Sizes of
 images are no constants of the kernels: the fewer of them there are, the sooner they are compiled.
 
-All images are channels-last. `namm.generative.layers` has the same in torch, their oracle. Importing this needs triton,
-which comes with torch where that knows GPUs.
+All images are channels-last. `layers.py` has the same in torch, their oracle. Importing this needs triton, which comes
+with torch where that knows GPUs.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from namm.generative.row_kernels import packed
+from namm.generative.networks.ncsnpp.row_kernels import packed
 
 SLICE, TILE, WARPS = 32, 2**12, 4
 """Channels of a program at least, the numbers that it holds at a time, and threads by 32: the fastest of a search."""
 
 
 @triton.jit
-def _own(pixels, channels, SLICE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _program_tile(pixels, channels, SLICE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """The image of a program, its channels and which of them there are, its first pixels and their places."""
     image = tl.program_id(1).to(tl.int64)
     c = tl.arange(0, WIDTH)
@@ -63,7 +63,7 @@ def _normalise(
     DROPPED: tl.constexpr,
 ):  # fmt: skip
     """y; and of every channel r and (a − μ) r, by which x̂ = r x + (a − μ) r, and the mean of x̂."""
-    image, channel, inside, pixel, place = _own(pixels, channels, SLICE, WIDTH, BLOCK)
+    image, channel, inside, pixel, place = _program_tile(pixels, channels, SLICE, WIDTH, BLOCK)
     value, there = _tile(x, place, pixel, inside, 0, pixels, channels)
     pivot = tl.sum(value, 0) / tl.minimum(BLOCK, pixels)
     total = tl.zeros((BLOCK, WIDTH), tl.float32)  # of numbers near the pivot: nothing cancels
@@ -126,23 +126,23 @@ def _normalise_back(
     DROPPED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x with that of its other uses; and of each image those of a, γ and β, for each channel."""
-    image, channel, inside, pixel, place = _own(pixels, channels, SLICE, WIDTH, BLOCK)
+    image, channel, inside, pixel, place = _program_tile(pixels, channels, SLICE, WIDTH, BLOCK)
     at = image * 3 * channels + channel
     rate = tl.load(stats + at, mask=inside, other=0.0)
     offset = tl.load(stats + at + channels, mask=inside, other=0.0)
     mean = tl.load(stats + at + 2 * channels, mask=inside, other=0.0)
     factor = tl.load(weight + channel, mask=inside, other=0.0)
     level = tl.load(bias + channel, mask=inside, other=0.0)
-    plain = tl.zeros((BLOCK, WIDTH), tl.float32)
+    summed = tl.zeros((BLOCK, WIDTH), tl.float32)
     along = tl.zeros((BLOCK, WIDTH), tl.float32)
     for first in range(0, pixels, BLOCK):
         normal, down, _ = _slope(
             x, grad, kept, place, pixel, inside, first, pixels, channels, rate, offset, factor, level, gain, SILU,
             DROPPED,
         )  # fmt: skip
-        plain += down
+        summed += down
         along += down * normal
-    of_bias, of_weight = tl.sum(plain, 0), tl.sum(along, 0)
+    of_bias, of_weight = tl.sum(summed, 0), tl.sum(along, 0)
     common = _in_group(factor * of_bias, inside, WIDTH, SIZE) / (pixels * SIZE)
     tilt = _in_group(factor * of_weight, inside, WIDTH, SIZE) / (pixels * SIZE)
     tl.store(sums + at, rate * (factor * of_bias - pixels * (common + tilt * mean)), mask=inside)

@@ -8,7 +8,7 @@ Given y(t), four quantities carry the same information, D = E[y(0) | y(t)] the c
 
     ε = (y(t) − m D) / s,       score = ∇ log p(y(t)) = −ε / s,       v = m ε − s D
 
-so that D = (y(t) − s ε) / m = m y(t) − s v and ε = s y(t) + m v. s is computed by expm1: at small t the plain
+so that D = (y(t) − s ε) / m = m y(t) − s v and ε = s y(t) + m v. s is computed by expm1: at small t the
 difference 1 − exp 2c would lose half of its digits.
 """
 

@@ -1,28 +1,210 @@
-"""Samples that diverge are redrawn, counted and reported; mistakes are named before sampling."""
+"""Posterior sampling against posteriors in closed form; redraws of samples that diverge; mistakes named in time."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
-from posterior_oracles import GAUSSIAN, OPERATOR, SEEN, bent, draw, level, problem
+from posterior_oracles import (
+    COVARIANCE,
+    GAUSSIAN,
+    MATRIX,
+    MEAN,
+    MEASUREMENT,
+    NOISE,
+    OPERATOR,
+    PIXELS,
+    SEEN,
+    bent,
+    draw,
+    level,
+    posterior,
+    problem,
+)
+from torch import nn
 
 from namm.constraints import Constraint, DivergenceFree, constraint
 from namm.errors import DataError, UsageError
-from namm.generative import VAE, Mirrored
+from namm.generative import DDIM, VAE, Ancestral, Diffusion, Mirrored
 from namm.inverse import (
     AncestralSteps,
     Columns,
     DDIMSteps,
+    DiffusionPrior,
     DPSGuidance,
     Evidence,
     GaussianNoise,
     Guess,
     OfficialSteps,
+    Operator,
     operator,
+    reverse,
     sample_posterior,
 )
+from namm.inverse.posterior import is_prior
 from namm.maps import IdentityMap
+
+# The exact likelihood score gives the exact posterior
+
+
+@dataclass
+class Impulses:
+    """Sample PIXELS·k + p is given the single noise 1 at step k in pixel p, the last sample none.
+
+    A linear sampler is linear in its noise, so these responses give its mean and covariance exactly.
+    """
+
+    steps: int
+
+    def __call__(self, step: int) -> torch.Tensor:
+        z = torch.zeros(PIXELS * (self.steps + 1) + 1, 1, 1, PIXELS, dtype=torch.double)
+        z[PIXELS * step : PIXELS * (step + 1), 0, 0] = torch.eye(PIXELS, dtype=torch.double)
+        return z
+
+
+def moments(mirrored: bool, steps) -> tuple[np.ndarray, np.ndarray]:
+    prior, exact = problem(mirrored)
+    evidence = Evidence(SEEN.expand(PIXELS * (steps.steps + 1) + 1, -1), OPERATOR, GAUSSIAN)
+    u = reverse(prior.model, prior.mirror.to_data, steps, exact, evidence, Impulses(steps.steps))
+    responses = prior.mirror.to_data(prior.model.unstandardise(u)).flatten(1).numpy()
+    each = responses[:-1] - responses[-1]
+    return responses[-1], each.T @ each
+
+
+@pytest.mark.parametrize("mirrored", [False, True], ids=["data space", "mirror space"])
+@pytest.mark.parametrize("steps", [AncestralSteps(100), DDIMSteps(50), OfficialSteps(100)], ids=str)
+def test_exact_guidance_reaches_the_posterior(mirrored, steps):
+    """The mean at once, up to the start at t = 1; the covariance as the steps get smaller."""
+    mean, covariance = posterior()
+    finer = replace(steps, steps=2 * steps.steps)
+    coarse, fine = (moments(mirrored, each) for each in (steps, finer))
+    of_mean = 5e-3 if isinstance(steps, OfficialSteps) else 1e-5
+    assert np.abs(fine[0] - mean).max() <= of_mean
+    errors = [np.abs(found - covariance).max() for _, found in (coarse, fine)]
+    assert errors[1] <= 0.04
+    assert errors[1] <= 0.6 * errors[0]
+
+
+@pytest.mark.parametrize("mirrored", [False, True], ids=["data space", "mirror space"])
+def test_exact_guidance_within_monte_carlo_error(mirrored):
+    prior, exact = problem(mirrored)
+    found = draw(prior, n=1500, guidance=exact, steps=DDIMSteps(200), batch_size=1500)
+    mean, covariance = posterior()
+    x, scale = found.samples.reshape(-1, PIXELS).numpy(), np.sqrt(np.diag(covariance))
+    assert np.abs((x.mean(0) - mean) / scale).max() <= 4 / np.sqrt(1500)
+    assert np.abs((np.cov(x.T) - covariance) / np.outer(scale, scale)).max() <= 0.1 + 0.06  # Monte Carlo and steps
+    residual = MEASUREMENT - x @ MATRIX.T
+    expected = np.einsum("bi,bi->b", residual, np.linalg.solve(NOISE, residual.T).T)
+    assert found.chi2.numpy()[0] == pytest.approx(expected)
+    assert found.mirror_samples.shape == found.samples.shape == (1, 1500, 1, 1, PIXELS)
+    assert torch.allclose(prior.mirror.to_data(found.mirror_samples[0]), found.samples[0])
+
+
+def noise_free() -> tuple[np.ndarray, np.ndarray]:
+    gain = COVARIANCE @ MATRIX.T @ np.linalg.inv(MATRIX @ COVARIANCE @ MATRIX.T)
+    return MEAN + gain @ (MEASUREMENT - MATRIX @ MEAN), COVARIANCE - gain @ MATRIX @ COVARIANCE
+
+
+def test_the_bias_of_dps():
+    """A small ζ gives the posterior of a measurement without noise; a large one overshoots, its steps never shorten."""
+    prior, _ = problem(mirrored=False)
+    small = draw(prior, n=400, guidance=DPSGuidance(0.003), steps=AncestralSteps(1000), batch_size=400)
+    large = draw(prior, n=50, guidance=DPSGuidance(0.3), steps=AncestralSteps(300))
+    mean, covariance = noise_free()
+    x, scale = small.samples.reshape(-1, PIXELS).numpy(), np.sqrt(np.diag(posterior()[1]))
+    assert np.abs((x.mean(0) - mean) / scale).max() <= 0.15
+    assert x.std(0) / np.sqrt(np.diag(covariance)) == pytest.approx([1.0] * PIXELS, abs=0.12)
+    assert (x.std(0) / scale)[1] < 0.8
+    assert float(small.chi2.mean()) / small.measured < 0.05
+    assert float(large.chi2.mean()) / large.measured > 5
+
+
+# The steps
+
+
+@pytest.mark.parametrize(
+    ("steps", "sampler"),
+    [
+        (AncestralSteps(30), Ancestral(30)),
+        (DDIMSteps(20, eta=0.5), DDIM(20, eta=0.5)),
+        (DDIMSteps(20, eta=0.0), DDIM(20)),
+        (OfficialSteps(30), OfficialSteps(30)),
+    ],
+    ids=str,
+)
+def test_without_guidance_the_prior_is_sampled(steps, sampler):
+    """To the last bit, since both follow the same table."""
+    prior, _ = problem(mirrored=True)
+    found = draw(prior, guidance=DPSGuidance(0.0), steps=steps)
+    x, y = prior.sample_pairs(8, sampler=sampler, generator=0)
+    assert torch.equal(found.mirror_samples[0], y)
+    assert torch.equal(found.samples[0], x)
+
+
+def test_steps_keep_the_names_that_files_of_samples_hold():
+    assert str(AncestralSteps()) == "AncestralSteps(steps=1000)"
+    assert str(DDIMSteps()) == "DDIMSteps(steps=100, eta=1.0)"
+
+
+# Many measurements, batches, seeds
+
+
+def test_many_measurements_are_many_single_ones():
+    prior = bent()
+    many = torch.randn(3, 2, dtype=torch.double)
+    together = draw(prior, many, n=4, batch_size=5)
+    for j in range(3):
+        alone = draw(prior, many[j : j + 1], n=4, first=4 * j)
+        assert torch.allclose(together.samples[j], alone.samples[0], rtol=0, atol=1e-12)
+        assert torch.allclose(together.chi2[j], alone.chi2[0])
+    assert not torch.allclose(together.samples, draw(prior, many, n=4, generator=1).samples)
+    assert draw(prior.float(), many, n=2).samples.dtype == torch.float
+
+
+class Shaky(Operator):
+    """The image, without half of its pixels in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def measure(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(x)
+
+
+def test_an_operator_measures_in_evaluation_mode():
+    calm, shaky = Shaky().eval(), Shaky().train()
+    seen, options = torch.zeros(1, 1, 1, PIXELS), {"n": 2, "steps": DDIMSteps(5), "generator": 0}
+    expected, found = (sample_posterior(bent(), seen, A, GaussianNoise(1.0), **options) for A in (calm, shaky))
+    assert torch.equal(found.samples, expected.samples)
+    assert torch.equal(found.chi2, expected.chi2)
+    assert shaky.dropout.training
+
+
+def test_the_models_mode_and_gradients_are_left_alone():
+    expected, prior = draw(bent(), n=2).samples, bent().train()
+    parameter = prior.model.network.weight = nn.Parameter(torch.ones(()))
+    with torch.no_grad():
+        found = draw(prior, n=2)
+    assert torch.equal(found.samples, expected)
+    assert prior.model.network.dropout.training
+    assert parameter.grad is None
+    assert not found.samples.requires_grad
+    assert not torch.allclose(found.samples, draw(prior, n=2, guidance=DPSGuidance(0.0)).samples)
+
+
+def test_a_prior_is_recognised_by_what_it_has():
+    """Not by isinstance, which from Python 3.12 on does not see the buffers of a module."""
+    model = Diffusion(nn.Conv2d(1, 1, 1), (1, 4, 4))
+    assert is_prior(model)
+    with pytest.raises(TypeError):
+        isinstance(model, DiffusionPrior)
+    assert not is_prior(nn.Identity())
+    del model.sample_shape
+    assert not is_prior(model)
+
+
+# Samples that diverge are redrawn, counted and reported
 
 
 @dataclass(frozen=True)
@@ -200,22 +382,3 @@ def test_a_map_without_gradient_is_named():
     prior.mirror.to_data = torch.no_grad()(prior.mirror.to_data)
     with pytest.raises(UsageError, match="leaves autograd"):
         draw(prior)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: DPSGuidance(-0.1), lambda: DPSGuidance(torch.inf), lambda: DPSGuidance(0.1, level, -1.0)],
-)
-def test_steps_that_go_uphill_are_refused(make):
-    with pytest.raises(UsageError, match="finite and not negative"):
-        make()
-
-
-def test_tables_that_make_no_sense_are_refused():
-    model = bent().model
-    with pytest.raises(UsageError, match="eta"):
-        DDIMSteps(20, eta=1.5)
-    with pytest.raises(UsageError, match="at least 2 steps"):
-        AncestralSteps(1).table(model)
-    with pytest.raises(UsageError, match="more than beta_max = 20 steps"):
-        OfficialSteps(20).table(model)
