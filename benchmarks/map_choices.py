@@ -34,6 +34,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from gpu_tools import prepare
+from namm.constraints import Constraint
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images, map_images, to_tensor
 from namm.errors import TrainingError, UsageError
@@ -124,13 +125,14 @@ def study(
     """Train by one choice, and measure its map, unless that is `told`, and f after its finetuning, if it is `tuned`."""
     settings = changed(base, choice)
     try:
-        mirror, trained = learn_map(settings, data, held_out, out / map_of(choice))
+        rule = build.rule_of(settings.data, out.joinpath)
+        mirror, trained = learn_map(settings, rule, data, held_out, out / map_of(choice))
         if not told:
-            yield measured(map_of(choice), trained, mirror, settings, held_out)
+            yield measured(map_of(choice), trained, mirror, rule, held_out)
         if tuned:
             samples = like_samples(mirror, data, "train")
-            trained = finetune(settings, mirror, (data, samples), out / f"{choice}-finetuned")
-            yield measured(f"{choice}, finetuned", trained, mirror, settings, held_out)
+            trained = finetune(settings, rule, mirror, (data, samples), out / f"{choice}-finetuned")
+            yield measured(f"{choice}, finetuned", trained, mirror, rule, held_out)
     except TrainingError as error:
         yield Row(choice, failed=str(error))
 
@@ -152,9 +154,8 @@ def smooth(shape: Sequence[int], rng: torch.Generator) -> Tensor:
     return made / made.square().mean((1, 2, 3), keepdim=True).sqrt()
 
 
-def measured(name: str, trained: TrainResult, mirror: MirrorMap, settings: Settings, held_out: Images) -> Row:
+def measured(name: str, trained: TrainResult, mirror: MirrorMap, rule: Constraint, held_out: Images) -> Row:
     """What a training reached."""
-    rule = build.constraint(settings.data.rule).to(device())
     found = [measure(mirror.to(device()), rule, held_out, sigma, SEED) for sigma in NOISE]
     return Row(
         name,

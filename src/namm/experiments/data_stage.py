@@ -1,10 +1,15 @@
-"""The stage `data`: the images of an experiment in one HDF5 file."""
+"""The stage `data`: the images of an experiment in one HDF5 file, and the network that counts, if the rule needs one."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from namm.constraints import Counter
 from namm.datasets import open_store, write_store
-from namm.experiments.build import constraint, dataset
+from namm.experiments import build
+from namm.experiments.data_settings import CountData
+from namm.experiments.processes import alone
 from namm.experiments.stages import Outcome, Work
 
 FILE = "images.h5"
@@ -13,24 +18,59 @@ CHECKED = 256
 
 
 def make_data(work: Work) -> Outcome:
-    """Draw the images, or go on drawing them, and measure how well they keep their rule."""
+    """Draw the images, train the network that counts, or go on with either, and measure how well the rule is kept.
+
+    What the network's training takes is compute of neither side: the rule is given to both.
+    """
     data = work.settings.data
-    quiet = not (work.progress and sys.stdout.isatty())
-    path = write_store(images_file(work.folder), dataset(data), data.sizes, seed=data.seed, quiet=quiet)
-    with open_store(path) as store:
-        report = constraint(data.rule).check(store["train"][:CHECKED])
+    alone(lambda: _draw(work))
+    files, found = (FILE,), {}
+    if isinstance(data, CountData) and not data.counter:
+        counter = make_counter(data, work.folder / build.COUNTER, progress=work.progress)
+        files, found = (FILE, build.COUNTER), {"counter_error": counter.facts["error"]}
+    return Outcome(alone(lambda: _measured(work)) | found, files)
+
+
+def make_counter(data: CountData, path: Path, *, progress: bool = True) -> Counter:
+    """The counter that `data` describe, trained, trained further or read back; every process calls this."""
+    from namm.training.counter import COUNTER_SETTINGS, train_counter
+
+    asked = data.counter_training
+    how = {"budget": asked.budget, "batch_size": asked.batch_size, "warmup_steps": asked.warmup_steps}
+    return train_counter(
+        path,
+        size=data.size,
+        labels=data.labels,
+        n_train=asked.n_train,
+        n_val=asked.n_val,
+        settings=replace(COUNTER_SETTINGS, **how, seed=asked.seed),
+        like={name: value for name, value in data.recipe.items() if name not in ("size", "count")},
+        progress=progress,
+    )
+
+
+def images_file(folder: Path) -> Path:
+    """Where the stage keeps its images."""
+    return folder / FILE
+
+
+def _draw(work: Work) -> None:
+    data, quiet = work.settings.data, not (work.progress and sys.stdout.isatty())
+    write_store(images_file(work.folder), build.dataset(data), data.sizes, seed=data.seed, quiet=quiet)
+
+
+def _measured(work: Work) -> dict[str, Any]:
+    """How many images there are, and how well they keep their rule; refused where they break it."""
+    data = work.settings.data
+    rule = build.rule_of(data, lambda _: work.folder)
+    with open_store(images_file(work.folder)) as store:
+        report = rule.check(store["train"][:CHECKED])
         shape = "×".join(map(str, store["train"].shape[1:]))
     report.require_obeyed()
-    results = {
+    return {
         "images": sum(data.sizes.values()),
         "shape": shape,
         "distance_mean": report.mean,
         "distance_max": report.max,
         "distance_noisy": report.noisy_mean,
     }
-    return Outcome(results, (FILE,))
-
-
-def images_file(folder: Path) -> Path:
-    """Where the stage keeps its images."""
-    return folder / FILE

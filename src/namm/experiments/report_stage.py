@@ -21,7 +21,6 @@ from namm.constraints.burgers import Burgers
 from namm.datasets import open_store
 from namm.errors import NammError, RunFolderError
 from namm.evaluation.milestone import Milestone
-from namm.experiments import build
 from namm.experiments.data_stage import images_file
 from namm.experiments.evaluate_stage import BASELINE, METRICS, OURS
 from namm.experiments.folder import SETTINGS, is_done, now, read_record
@@ -31,6 +30,7 @@ from namm.experiments.plain import plain, read_yaml
 from namm.experiments.presets import Preset, Reported, Scores, preset
 from namm.experiments.reported import UNREPORTED
 from namm.experiments.run import run as run_stages
+from namm.experiments.build import rule_of
 from namm.experiments.samples_stage import TRAIN
 from namm.experiments.stages import MAIN_LINE, Outcome, Work, stage_keys, stages_until
 from namm.experiments.status import stage_states
@@ -103,7 +103,7 @@ def collect(run: Path) -> Contents:
 
     stages = _stages(run, chosen)
     done = {stage.name: run / stage.name for stage in stages if stage.state == "complete"}
-    rule = attempt("the rule", lambda: build.constraint(chosen.settings.data.rule), None)
+    rule = attempt("the rule", lambda: rule_of(chosen.settings.data, run.joinpath, "cpu"), None)
     view = View() if rule is None else view_of(rule)
     metrics: dict[str, Any] = attempt("evaluate", lambda: _metrics(done), {})
     none: Methods = ((), ())
@@ -223,7 +223,7 @@ def _methods(done: Mapping[str, Path], residual: Callable[[Tensor], Array | None
 @torch.no_grad()
 def _residual(images: Tensor, rule: Constraint | None) -> Array | None:
     """Where the images break the rule, for a rule that tells it as pictures."""
-    residuals = rule.residual(images).numpy() if rule is not None and rule.has_residual else None
+    residuals = rule.follow(images).residual(images).numpy() if rule is not None and rule.has_residual else None
     return residuals if residuals is not None and residuals.ndim == 4 else None
 
 
@@ -282,7 +282,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _rule_in_words(chosen: Preset) -> str:
     """What the images are and what they obey."""
     data, rule = chosen.settings.data, chosen.settings.data.rule
-    numbers = ", ".join(f"{name} {value}" for name, value in plain(rule).items())
+    numbers = ", ".join(f"{name} {value}" for name, value in plain(rule).items() if value != "")
     return f"The images: {_said(data)} The rule: {_said(rule)} Its numbers: {numbers}."
 
 

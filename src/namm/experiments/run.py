@@ -36,7 +36,7 @@ from namm.files import owned
 
 Tell = Callable[[str], None]
 
-ALONE = ("data", "report")
+ALONE = ("report",)
 """Stages that neither train nor sample: the main process does them while the others wait."""
 
 

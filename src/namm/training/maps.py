@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def train_map(
     Args:
         mirror: The pair of maps.
         data: Images x (N, C, H, W): a tensor, a NumPy array, or an HDF5 data set, which is streamed if it does not fit.
-        constraint: ℓ.
+        constraint: ℓ. A rule with weights or buffers is frozen, and moved to the device of the training, in place.
         noise: How far from g(x) f learns to come back: `UniformNoise(σ_max)`, or `FixedNoise(σ)`.
         weights: Weights of the terms of Eq. 1.
         regulariser: `identity_regulariser` (Eq. 5) or `gradient_regulariser`.
@@ -184,7 +183,7 @@ def _check_data(mirror: MirrorMap, data: Images, rule: Constraint, floor_limit: 
     """Everything that can be wrong with maps, data and constraint, before training starts."""
     check_images(data)
     some = to_tensor(data[:CHECKED])
-    report = rule.eval().check(some.to(next(chain(rule.parameters(), rule.buffers()), some).device))
+    report = rule.eval().check(some)
     if floor_limit is not None:
         report.require_obeyed(floor_limit)
     with torch.no_grad():
