@@ -142,5 +142,5 @@ def test_the_counter_is_trained_on_galaxies_like_the_datas(tmp_path):
     draw(blurred, tmp_path)
     facts = Counter.load(tmp_path / "data/counter.safetensors").facts["training"]
     assert facts["galaxies"] == {"blur": 3.0, "separation": 2.0}
-    with pytest.raises(UsageError, match="namm run count.*namm train counter"):
+    with pytest.raises(UsageError, match=r"namm run count.*namm train counter"):
         build.constraint(base.settings.data.rule)

@@ -67,8 +67,8 @@ class Constraint(nn.Module, ABC):
         except RuntimeError as error:
             if is_device_mismatch(error):
                 raise ConstraintError(
-                    f"{self.name} computes with a tensor that is not on {x.device}, where the images are ({error}). What "
-                    "a rule registers as a buffer or parameter is moved to the images; another tensor is not: use "
+                    f"{self.name} computes with a tensor that is not on {x.device}, where the images are ({error}). "
+                    "What a rule registers as a buffer or parameter is moved to the images; another tensor is not: use "
                     "register_buffer in a namm.Constraint, or write tensor.to(x.device) in the function."
                 ) from error
             raise
@@ -76,7 +76,7 @@ class Constraint(nn.Module, ABC):
     def follow(self, x: Tensor) -> Self:
         """Move parameters and buffers to the device of images x, in place, where they are elsewhere; return the rule.
 
-        ℓ(x) does so by itself. Before `residual` and `project` it is for whoever calls them: `rule.follow(x).residual(x)`.
+        ℓ(x) does so by itself; `residual` and `project` do not, so that one writes `rule.follow(x).residual(x)`.
         """
         held = chain(self.parameters(), self.buffers())
         if x.device.type == "meta" or all(tensor.device == x.device for tensor in held):

@@ -114,7 +114,7 @@ def dataset(data: Data) -> Dataset:
 
 
 def rule_of(data: Data, folder: Callable[[str], Path], where: torch.device | str | None = None) -> Constraint:
-    """ℓ of a run: the rule that `data` obey, in evaluation mode, where models run.
+    """ℓ of a run: the rule that `data` obey, frozen, where models run.
 
     Args:
         data: Settings of the run's data.
@@ -128,8 +128,8 @@ def rule_of(data: Data, folder: Callable[[str], Path], where: torch.device | str
 
 
 def placed(rule: Constraint, where: torch.device | str | None = None) -> Constraint:
-    """The rule itself, in evaluation mode, moved to where models run or to another device."""
-    return rule.eval().to(device() if where is None else where)
+    """The rule itself, in evaluation mode and without gradients of its weights, where models run or elsewhere."""
+    return rule.eval().requires_grad_(False).to(device() if where is None else where)
 
 
 def constraint(rule: Rule) -> Constraint:

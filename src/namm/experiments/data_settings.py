@@ -256,7 +256,9 @@ class CounterTraining:
 
     def __post_init__(self) -> None:
         if min(self.n_train, self.n_val) < 1:
-            raise UsageError(f"counter_training: n_train and n_val must be 1 or more, not {self.n_train}, {self.n_val}.")
+            raise UsageError(
+                f"counter_training: n_train and n_val must be 1 or more, not {self.n_train}, {self.n_val}."
+            )
 
 
 @dataclass(frozen=True)

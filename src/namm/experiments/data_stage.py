@@ -1,4 +1,4 @@
-"""The stage `data`: the images of an experiment in one HDF5 file, and the network that counts, if the rule needs one."""
+"""The stage `data`: the images of an experiment in one HDF5 file, and the network that counts where one is needed."""
 
 import sys
 from dataclasses import replace
@@ -24,11 +24,11 @@ def make_data(work: Work) -> Outcome:
     """
     data = work.settings.data
     alone(lambda: _draw(work))
-    files, found = (FILE,), {}
-    if isinstance(data, CountData) and not data.counter:
-        counter = make_counter(data, work.folder / build.COUNTER, progress=work.progress)
-        files, found = (FILE, build.COUNTER), {"counter_error": counter.facts["error"]}
-    return Outcome(alone(lambda: _measured(work)) | found, files)
+    if not isinstance(data, CountData) or data.counter:
+        return Outcome(alone(lambda: _measured(work)), (FILE,))
+    counter = make_counter(data, work.folder / build.COUNTER, progress=work.progress)
+    results = alone(lambda: _measured(work)) | {"counter_error": counter.facts["error"]}
+    return Outcome(results, (FILE, build.COUNTER))
 
 
 def make_counter(data: CountData, path: Path, *, progress: bool = True) -> Counter:
@@ -36,14 +36,20 @@ def make_counter(data: CountData, path: Path, *, progress: bool = True) -> Count
     from namm.training.counter import COUNTER_SETTINGS, train_counter
 
     asked = data.counter_training
-    how = {"budget": asked.budget, "batch_size": asked.batch_size, "warmup_steps": asked.warmup_steps}
+    settings = replace(
+        COUNTER_SETTINGS,
+        budget=asked.budget,
+        batch_size=asked.batch_size,
+        warmup_steps=asked.warmup_steps,
+        seed=asked.seed,
+    )
     return train_counter(
         path,
         size=data.size,
         labels=data.labels,
         n_train=asked.n_train,
         n_val=asked.n_val,
-        settings=replace(COUNTER_SETTINGS, **how, seed=asked.seed),
+        settings=settings,
         like={name: value for name, value in data.recipe.items() if name not in ("size", "count")},
         progress=progress,
     )

@@ -21,6 +21,7 @@ from namm.constraints.burgers import Burgers
 from namm.datasets import open_store
 from namm.errors import NammError, RunFolderError
 from namm.evaluation.milestone import Milestone
+from namm.experiments.build import rule_of
 from namm.experiments.data_stage import images_file
 from namm.experiments.evaluate_stage import BASELINE, METRICS, OURS
 from namm.experiments.folder import SETTINGS, is_done, now, read_record
@@ -30,7 +31,6 @@ from namm.experiments.plain import plain, read_yaml
 from namm.experiments.presets import Preset, Reported, Scores, preset
 from namm.experiments.reported import UNREPORTED
 from namm.experiments.run import run as run_stages
-from namm.experiments.build import rule_of
 from namm.experiments.samples_stage import TRAIN
 from namm.experiments.stages import MAIN_LINE, Outcome, Work, stage_keys, stages_until
 from namm.experiments.status import stage_states

@@ -80,7 +80,10 @@ def finetune(
     *,
     progress: bool = True,
 ) -> TrainResult:
-    """Train f further for `rule` as `settings` describe, on images and samples, both also in `validation`; what that took."""
+    """Train f further for `rule` as `settings` describe, on images and samples, both also in `validation`.
+
+    Returns what that took.
+    """
     own = settings.finetune
     return finetune_map(
         mirror,
