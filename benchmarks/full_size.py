@@ -157,7 +157,7 @@ def _real(cell: CellOutcome, contents: "Contents", beside: "Method") -> "Method"
     from namm.experiments import build
 
     images = torch.from_numpy(contents.grids["data"][: len(beside.images)])
-    rule = build.constraint(cell.cell.preset.settings.data.rule)
+    rule = build.rule_of(cell.cell.preset.settings.data, cell.folder.joinpath, "cpu")
     with torch.no_grad():
         distances = rule(images).numpy()
         residuals = None if beside.residuals is None else rule.residual(images).numpy()

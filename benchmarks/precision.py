@@ -148,7 +148,8 @@ def study(base: Settings, options: argparse.Namespace) -> list[Row]:
             for path in PATHS:
                 s, folder = settings_of(base, path, seed, options), training_folder(options.out, path, seed)
                 map_start = weights_digest(build.mirror(s.map, data.shape[1]))
-                mirror, _ = learn_map(s, data, held_out, folder / "map")
+                rule = build.rule_of(s.data, options.out.joinpath)
+                mirror, _ = learn_map(s, rule, data, held_out, folder / "map")
                 plain = plain or mirror
                 model, score_start = learn_score(s, data, held_out, plain, folder / "score")
                 figures = measure_map(s, mirror, held_out) | measure_score(s, model, plain, held_out)
@@ -167,7 +168,7 @@ def training_folder(out: Path, path: str, seed: int) -> Path:
 
 def measure_map(s: Settings, mirror: MirrorMap, held_out: Images) -> dict[str, float]:
     """Figures of the map."""
-    rule = build.constraint(s.data.rule).to(device())
+    rule = build.placed(build.constraint(s.data.rule))
     distances = measure(mirror, rule, held_out, s.map.sigma_max, MEASURED)
     objective = MapObjective(mirror, rule, noise=build.noise(s.map), regulariser=build.regulariser(s.map))
     losses = mean_losses(objective, held_out, s.map.train)

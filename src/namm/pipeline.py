@@ -172,7 +172,7 @@ class NAMMPipeline(DiffusionPipeline):
         x, y = self.mirrored.sample_pairs(
             batch_size, sampler=self.sampler(num_inference_steps), generator=generator, progress=not quiet
         )
-        found: tuple[Any, ...] = (x, y, self.constraint.to(x.device)(x))
+        found: tuple[Any, ...] = (x, y, self.constraint(x))
         if output_type == "np":
             found = tuple(part.movedim(1, -1).cpu().numpy() if part.ndim > 1 else part.cpu().numpy() for part in found)
         return NAMMPipelineOutput(*found) if return_dict else found

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from namm.constraints import Constraint, Periodic, TotalFlux, constraint
 from namm.errors import ConstraintError, DataError, UsageError
@@ -196,3 +197,63 @@ def test_a_network_becomes_part_of_the_constraint():
 def test_constraint_needs_a_function():
     with pytest.raises(UsageError, match="constraint needs a function"):
         constraint(3.0)
+
+
+# Where a rule computes. There is no second device here: fake tensors have devices, shapes and errors, but no values.
+
+
+class Template(Constraint):
+    """Holds a buffer; so does what is composed of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("image", torch.zeros(2, 4, 6))
+
+    def distance(self, x):
+        return self.residual(x).abs().mean((1, 2, 3))
+
+    def residual(self, x):
+        return x - self.image
+
+
+@pytest.mark.parametrize("compose", [lambda rule: rule, lambda rule: 2.0 * rule, lambda rule: TotalFlux(1.0) + rule])
+def test_a_rule_moves_to_its_images(compose):
+    with FakeTensorMode():
+        template = Template()
+        rule, x = compose(template), torch.zeros(3, 2, 4, 6, device="cuda")
+        assert rule(x).device == x.device
+        assert template.image.device == x.device
+        assert rule(torch.zeros(3, 2, 4, 6)).device.type == "cpu"
+        assert template.image.device.type == "cpu"
+        if rule.has_residual:
+            assert rule.follow(x).residual(x).device == x.device
+
+
+def test_a_rule_that_is_where_its_images_are_is_left_alone(monkeypatch):
+    moves = []
+    monkeypatch.setattr(Template, "to", lambda self, *where: moves.append(where))
+    x = images(dtype=torch.float32)
+    torch.testing.assert_close(Template()(x), x.abs().mean((1, 2, 3)))
+    assert moves == []
+
+
+def test_a_tensor_that_cannot_follow_is_explained():
+    with FakeTensorMode():
+        left_behind, x = torch.zeros(2, 4, 6), torch.zeros(3, 2, 4, 6, device="cuda")
+        rule = constraint(lambda x: (x - left_behind).abs().mean((1, 2, 3)), name="template")
+        with pytest.raises(
+            ConstraintError, match=r"template computes with a tensor that is not on cuda.*register_buffer"
+        ):
+            rule(x)
+
+
+def test_another_error_of_the_rule_is_not_taken_for_that():
+    network = torch.nn.Conv2d(2, 1, 3)
+    with pytest.raises(RuntimeError, match="should be the same"):  # float64 images, float32 weights
+        constraint(lambda x: network(x).mean((1, 2, 3)))(images())
+
+
+def test_a_rule_compiles_as_one_graph():
+    rule, x = Template(), images(dtype=torch.float32)
+    compiled = torch.compile(rule, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), rule(x))

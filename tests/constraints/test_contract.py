@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from namm.constraints import TotalFlux, constraint
+from namm.constraints import Constraint, TotalFlux, constraint, contract
 from namm.constraints.contract import ConstraintReport, check_at, unusual
 from namm.errors import ConstraintError, DataError, UsageError
 
@@ -288,3 +288,23 @@ def test_refuses_data_that_are_not_finite(value):
 def test_refuses_settings_out_of_range(setting):
     with pytest.raises(UsageError, match="check needs batch_size ≥ 1 and a finite noise > 0"):
         TotalFlux().check(data(), **setting)
+
+
+def test_check_brings_the_images_to_the_rule_and_leaves_it_there(monkeypatch):
+    class Placed(Constraint):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.tensor(TOTAL, dtype=torch.float64, device="meta"))
+
+        def distance(self, x):
+            raise AssertionError
+
+    x = data()
+    assert contract._device(Placed(), x).type == "meta"
+    assert contract._device(constraint(excess), x) == x.device
+    # float64 stands for a device: whatever is done to bring images there is done to all that the rule sees.
+    monkeypatch.setattr(contract, "_device", lambda rule, x: torch.float64)
+    seen = set()
+    rule = constraint(lambda x: seen.add(x.dtype) or excess(x).abs())
+    assert rule.check(x.float(), batch_size=8).n == len(x)
+    assert seen == {torch.float64}

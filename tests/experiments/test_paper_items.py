@@ -528,7 +528,7 @@ def test_fig5_is_measured_on_the_base_run(made, out, monkeypatch):
 
 def test_the_network_that_counts_is_trained_once(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(making, "_train_counter", lambda path, *rest: trained.append(path) or path.touch())
+    monkeypatch.setattr(making, "_train_counter", lambda data, path, _: trained.append(path) or path.touch())
     cells = base_cells(preset, ["count", "flux"], [0, 1])
     found = [making._with_counter(cell, tmp_path) for cell in cells]
     assert trained == []

@@ -111,7 +111,7 @@ def _residual(rule: "Constraint", image: "Tensor") -> "Tensor | None":
     import torch
 
     with torch.no_grad():
-        return rule.residual(image)[0] if rule.has_residual else None
+        return rule.follow(image).residual(image)[0] if rule.has_residual else None
 
 
 def _save_picture(image: "Tensor", residual: "Tensor | None", title: str, path: Path) -> None:

@@ -206,18 +206,16 @@ def _rule_of(data: Path) -> str:
 
 def _compare(options: Files, against: Path, name: str) -> dict[str, dict[str, Any]]:
     """The data's floor and the samples."""
-    import torch
-
     from namm.evaluation import Extractor, compare, floor, picture_for
+    from namm.experiments.build import device
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    rule = named_rule(name, options.rule).to(device)
-    extractor = Extractor(picture_for(rule), device=device) if options.inception else None
+    rule = named_rule(name, options.rule)
+    extractor = Extractor(picture_for(rule), device=device()) if options.inception else None
     with ExitStack() as stack:
         samples = _open(options.file, options.key, options.layout, stack)
         data = _open(against, options.against_key, options.against_layout, stack)
         size = options.subset_size or min(1000, samples.shape[0], data.shape[0] // 2)
-        how: dict[str, Any] = {"subsets": options.subsets, "size": size, "seed": options.seed, "device": device}
+        how: dict[str, Any] = {"subsets": options.subsets, "size": size, "seed": options.seed, "device": device()}
         print(f"√MMD² over {options.subsets} subsets of {size} images", flush=True)
         scores = {"data": floor(data, rule, **how), "samples": compare(samples, data, rule, **how)}
         rows = {row: asdict(each) for row, each in scores.items()}

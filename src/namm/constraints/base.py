@@ -8,13 +8,17 @@ Constraints compose. With a, b ≥ 0 and c > 0 the sum a + b vanishes exactly wh
 where a does:
 
     rule = TotalFlux(120.0) + 0.5 * Periodic((2, 2))
+
+A rule may hold weights and buffers, as any module. They follow the images: ℓ(x) is computed where x is, and what the
+rule holds is moved there first. `check` alone leaves a rule where it is, and brings the images to it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast, overload
+from itertools import chain
+from typing import TYPE_CHECKING, Self, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +27,7 @@ from namm.constraints.contract import (
     ConstraintReport,
     examine,
     finite_number,
+    is_device_mismatch,
     require_images,
     require_per_image,
 )
@@ -47,11 +52,37 @@ class Constraint(nn.Module, ABC):
         """ℓ(x): images (B, C, H, W) in float32 or float64 to distances (B,), ≥ 0 and differentiable."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """ℓ(x): (B, C, H, W) → (B,), computed with autocast off, in float32 or better."""
+        """ℓ(x): (B, C, H, W) → (B,), computed where x is, with autocast off, in float32 or better."""
         x = at_least_float32(require_images(x, self))
         with full_precision(x):
-            value = self.distance(x)
+            # What is compiled was placed before: an objective's `.to` moves its rule, and a graph cannot.
+            value = self.distance(x) if torch.compiler.is_compiling() else self._distance_there(x)
         return at_least_float32(require_per_image(value, x, self))
+
+    def _distance_there(self, x: Tensor) -> Tensor:
+        """ℓ(x) after the rule has moved to x; a tensor that cannot be moved is explained."""
+        self.follow(x)
+        try:
+            return self.distance(x)
+        except RuntimeError as error:
+            if is_device_mismatch(error):
+                raise ConstraintError(
+                    f"{self.name} computes with a tensor that is not on {x.device}, where the images are ({error}). "
+                    "What a rule registers as a buffer or parameter is moved to the images; another tensor is not: use "
+                    "register_buffer in a namm.Constraint, or write tensor.to(x.device) in the function."
+                ) from error
+            raise
+
+    def follow(self, x: Tensor) -> Self:
+        """Move parameters and buffers to the device of images x, in place, where they are elsewhere; return the rule.
+
+        ℓ(x) does so by itself; `residual` and `project` do not, so that one writes `rule.follow(x).residual(x)`.
+        """
+        held = chain(self.parameters(), self.buffers())
+        if x.device.type == "meta" or all(tensor.device == x.device for tensor in held):
+            return self
+        with torch.inference_mode(False):  # weights moved inside of it could never be differentiated through
+            return self.to(x.device)
 
     def residual(self, x: Tensor) -> Tensor:
         """Optional: a tensor, first axis B, that vanishes exactly where x obeys the rule."""
@@ -80,7 +111,8 @@ class Constraint(nn.Module, ABC):
         """Measure the constraint on data that should obey it; refuse a constraint that breaks its contract.
 
         Args:
-            x: images (N, C, H, W).
+            x: images (N, C, H, W), anywhere: each batch is brought to the device of the constraint's first parameter or
+                buffer, and the constraint stays there. One that holds neither computes where the images are.
             batch_size: images evaluated at a time.
             noise: standard deviation, in units of the data's own, of the Gaussian noise whose effect on ℓ the
                 floor is compared with. The draws are fixed: the same data give the same report.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,13 @@ def finite_number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def is_device_mismatch(error: RuntimeError) -> bool:
+    """Whether torch says that tensors of one operation are on different devices, which it does in several ways."""
+    said = str(error)
+    by_type = "torch.cuda" in said and "should be the same" in said  # convolutions; of other types it says no more
+    return by_type or "same device" in said or "expected device" in said
+
+
 def require_images(x: object, rule: Constraint) -> Tensor:
     """`x` itself if it is a floating-point tensor (B, C, H, W)."""
     if not isinstance(x, Tensor):
@@ -153,15 +161,16 @@ def examine(rule: Constraint, x: Tensor, *, batch_size: int, noise: float) -> Co
     if len(x) == 0:
         raise DataError(f"{rule.name} cannot be checked on an empty batch, got shape {tuple(x.shape)}.")
     with torch.inference_mode(False):  # gradients are on inside, whatever the caller has switched off
-        scale = _data_std(x, batch_size)
+        scale, device = _data_std(x, batch_size), _device(rule, x)
         place = f"with noise of {noise:g} data standard deviations"
         clean, noisy = [], []
-        for start, batch in _batches(x, batch_size):
+        for start, rows in _batches(x, batch_size):
+            batch = rows.to(device)
             clean.append(_measure(rule, batch, start, "the data"))
             noisy.append(_measure(rule, _add_noise(batch, start, noise * scale), start, f"the data {place}"))
         floor, _ = (torch.cat(part) for part in zip(*clean, strict=True))
         distance, slope = (torch.cat(part) for part in zip(*noisy, strict=True))
-        probe = x[:PROBES] if len(x) > 1 else x.repeat(2, 1, 1, 1)
+        probe = (x[:PROBES] if len(x) > 1 else x.repeat(2, 1, 1, 1)).to(device)
         _require_independence(rule, _add_noise(at_least_float32(probe), 0, max(noise, AUDIBLE) * scale))
         if not slope.any():
             _refuse_flat(rule, probe, distance, scale)
@@ -204,6 +213,11 @@ def unusual(report: ConstraintReport, sigma: float, weight: float) -> list[str]:
             "(map.weights.constraint)."
         )
     return found
+
+
+def _device(rule: Constraint, x: Tensor) -> torch.device:
+    """Where the rule is; a rule without weights and buffers is where the images are."""
+    return next(chain(rule.parameters(), rule.buffers()), x).device
 
 
 def _batches(x: Tensor, batch_size: int) -> Iterator[tuple[int, Tensor]]:

@@ -1,11 +1,18 @@
-"""From settings to objects: the one place where a name is turned into the thing it names."""
+"""From settings to objects: the one place where a name is turned into the thing it names.
+
+The rule of a run is made here too, by `rule_of`, and put where models run: its weights and buffers are where trainings
+and samples are, and one that the run itself learned (the network that counts) is found in its stage `data`.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 
 from namm.constraints import Constraint, Count, Counter, DivergenceFree, Periodic, TotalFlux
 from namm.constraints.burgers import Burgers
@@ -86,6 +93,15 @@ SAMPLERS: dict[str, Callable[[int], Sampler]] = {
     "unipc": UniPC,
 }
 
+COUNTER = "counter.safetensors"
+"""In the stage `data`: the network that counts, where the run has trained its own."""
+
+
+def device() -> torch.device:
+    """Where models run."""
+    found: torch.device = PartialState(cpu=not torch.cuda.is_available()).device
+    return found
+
 
 def dataset(data: Data) -> Dataset:
     """The recipe that draws the images."""
@@ -97,8 +113,27 @@ def dataset(data: Data) -> Dataset:
     return DATASETS[type(data)](**data.recipe)
 
 
+def rule_of(data: Data, folder: Callable[[str], Path], where: torch.device | str | None = None) -> Constraint:
+    """ℓ of a run: the rule that `data` obey, frozen, where models run.
+
+    Args:
+        data: Settings of the run's data.
+        folder: Gives the folder of a stage by its name; asked for `data` alone, and only by a rule that lies there.
+        where: Another device.
+    """
+    rule = data.rule
+    if isinstance(rule, CountRule) and not rule.counter:
+        rule = replace(rule, counter=str(folder("data") / COUNTER))
+    return placed(constraint(rule), where)
+
+
+def placed(rule: Constraint, where: torch.device | str | None = None) -> Constraint:
+    """The rule itself, in evaluation mode and without gradients of its weights, where models run or elsewhere."""
+    return rule.eval().requires_grad_(False).to(device() if where is None else where)
+
+
 def constraint(rule: Rule) -> Constraint:
-    """ℓ."""
+    """ℓ by itself, where it was made; the rule of a run is `rule_of`."""
     match rule:
         case FluxRule():
             return TotalFlux(rule.total)
@@ -121,8 +156,9 @@ def constraint(rule: Rule) -> Constraint:
 def _counter(rule: CountRule) -> Counter:
     if not rule.counter:
         raise UsageError(
-            "the rule 'count' needs a network that counts: train one with `namm train counter -o counter.safetensors` "
-            "and pass --data.counter counter.safetensors (to `namm check`, --counter counter.safetensors)."
+            "the rule 'count' needs a network that counts: `namm run count` trains one and keeps it as "
+            f"data/{COUNTER} in its folder, `namm train counter -o {COUNTER}` trains one alone. Pass the file as "
+            "--counter FILE (to `namm run` and `namm sweep`, --data.counter FILE)."
         )
     return Counter.load(rule.counter)
 
@@ -180,16 +216,23 @@ def sampling(settings: SamplerSettings) -> dict[str, Any]:
 
 def check(settings: Settings) -> None:
     """Refuse settings that do not fit together, by sending one empty image through everything they describe."""
-    images = dataset(settings.data)
-    rule = constraint(settings.data.rule)
+    images, data = dataset(settings.data), settings.data
+    rule = placed(_untrained(data) if isinstance(data, CountData) and not data.counter else constraint(data.rule))
     maps = mirror(settings.map, images.shape[0])
     model = diffusion(settings.mdm.network, settings.mdm.diffusion, images.shape, settings.mdm.train.seed)
     with torch.no_grad():
         y = maps.to_mirror(torch.zeros(1, *images.shape))
         x = maps.to_data(y)
-        with own.blamed_on(settings.data.constraint) if isinstance(settings.data, OwnData) else nullcontext():
-            rule(x)
+        with own.blamed_on(data.constraint) if isinstance(data, OwnData) else nullcontext():
+            rule(x.to(device()))
         model.loss(y)
+
+
+def _untrained(data: CountData) -> Count:
+    """The rule of a run that has yet to train its counter; refused where the images to train on cannot be drawn."""
+    for label in data.labels:
+        dataset(replace(data, count=label))
+    return Count(Counter(data.size), data.count)
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class CountRule(Rule):
     count: int = 8
     """Objects in an image."""
     counter: str = ""
-    """File of the counting network, as `namm train counter` writes it."""
+    """File of the counting network, as `namm train counter` writes it; that of a run is in its stage `data`."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +238,30 @@ class PeriodicData(Data):
 
 
 @dataclass(frozen=True)
+class CounterTraining:
+    """How a run trains the network that counts, where it is given none: on images of two galaxies fewer to two more."""
+
+    n_train: int = 10_000
+    """Images per number of galaxies to train on."""
+    n_val: int = 1000
+    """Images per number to measure it with."""
+    budget: str = "20 epochs"
+    """How long: "N steps", "N epochs" or "N minutes"."""
+    batch_size: int = 64
+    """Images per step."""
+    warmup_steps: int = 100
+    """Steps in which the rate rises to its largest."""
+    seed: int = 0
+    """Of its images and of its training; runs that differ in other seeds are judged by one rule."""
+
+    def __post_init__(self) -> None:
+        if min(self.n_train, self.n_val) < 1:
+            raise UsageError(
+                f"counter_training: n_train and n_val must be 1 or more, not {self.n_train}, {self.n_val}."
+            )
+
+
+@dataclass(frozen=True)
 class CountData(Data):
     """Images of `count` galaxies before a blurred background."""
 
@@ -256,12 +280,19 @@ class CountData(Data):
     separation: float = 5.0
     """Smallest distance between two centres in pixels."""
     counter: str = ""
-    """File of the network that counts them, as `namm train counter` writes it; it must be given."""
+    """File of the network that counts them, as `namm train counter` writes it; without one a run trains its own."""
+    counter_training: CounterTraining = field(default_factory=CounterTraining)
+    """How, where no file is given."""
 
     @property
     def recipe(self) -> dict[str, Any]:
         """What shapes an image besides the seed: not the network that looks at it."""
-        return {name: value for name, value in super().recipe.items() if name != "counter"}
+        return {name: value for name, value in super().recipe.items() if not name.startswith("counter")}
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """Numbers of galaxies that the run's own counter learns to tell apart."""
+        return tuple(range(max(1, self.count - 2), self.count + 3))
 
     @property
     def rule(self) -> CountRule:

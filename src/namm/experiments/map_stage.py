@@ -27,26 +27,26 @@ CHUNK = 64
 
 def make_map(work: Work) -> Outcome:
     """Train the map, or go on training it, and measure it on the validation images."""
-    settings, constraint = work.settings.map, build.constraint(work.settings.data.rule)
+    settings, rule = work.settings.map, build.rule_of(work.settings.data, work.needs.__getitem__)
     with open_store(images_file(work.needs["data"])) as store:
         mirror, trained = learn_map(
-            work.settings, store["train"], store["val"], work.folder / TRAINING, progress=work.progress
+            work.settings, rule, store["train"], store["val"], work.folder / TRAINING, progress=work.progress
         )
-        figures = measure(mirror, constraint, store["val"], settings.sigma_max, settings.train.seed)
+        figures = measure(mirror, rule, store["val"], settings.sigma_max, settings.train.seed)
     verdict = judge_map(figures)
     results = {"steps": trained.steps, "images": trained.images, **figures, "verdict": verdict.outcome}
     return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds, verdict.as_json())
 
 
 def learn_map(
-    settings: Settings, data: Images, held_out: Images, folder: Path, *, progress: bool = True
+    settings: Settings, rule: Constraint, data: Images, held_out: Images, folder: Path, *, progress: bool = True
 ) -> tuple[MirrorMap, TrainResult]:
-    """The map that `settings` describe, trained on `data`, or trained further, and what that took."""
+    """The map that `settings` describe, trained on `data` for `rule`, or trained further, and what that took."""
     mirror = build.mirror(settings.map, data.shape[1])
     trained = train_map(
         mirror,
         data,
-        build.constraint(settings.data.rule),
+        rule,
         noise=build.noise(settings.map),
         weights=build.weights(settings.map.weights),
         regulariser=build.regulariser(settings.map),

@@ -184,7 +184,7 @@ def prepare(asked: Settings, given: Collection[str], tell: Tell, *, from_file: b
     Everything that can be wrong with file and rule is refused here, before anything is computed.
     """
     from namm.evaluation import picture_for
-    from namm.experiments.trained import device  # which imports this module
+    from namm.experiments.build import device, placed  # which imports this module
 
     data, rule = _checked(asked.data, from_file)
     if not Path(data.file).exists() and data.content:  # a run has its own copy, and goes on without the file
@@ -199,9 +199,8 @@ def prepare(asked: Settings, given: Collection[str], tell: Tell, *, from_file: b
         tell(f"the pixels' standard deviation is {_spread(some):.2g}: maps learn best near 1, so scale the images")
     keeps = not measure or "map.sigma_max" in given
     sigma = asked.map.sigma_max if keeps else _rounded(NOISE * _spread(some))
-    where = device()
     with blamed_on(data.constraint):
-        report = _tried(rule.eval().to(where), some.to(where), sigma / _spread(some))
+        report = _tried(placed(rule), some.to(device()), sigma / _spread(some))
     report.require_obeyed()
     report.require_active()
     if asked.evaluate.kid_subsets or asked.evaluate.n_fid:

@@ -23,6 +23,7 @@ from namm.errors import UsageError
 from namm.experiments.data_settings import (
     BurgersData,
     CountData,
+    CounterTraining,
     Data,
     DivergenceData,
     FluxData,
@@ -245,7 +246,7 @@ def _demo(experiment: str) -> Settings:
         "burgers": BurgersData(2000, 256, 1024, size=32, dt=0.05),
         "divergence": DivergenceData(1000, 64, 1024, size=32, rows=1, columns=2),
         "periodic": PeriodicData(2048, 256, 1024, size=32),
-        "count": CountData(1000, 128, 1024, size=64),
+        "count": CountData(1000, 128, 1024, size=64, counter_training=CounterTraining(500, 100, "150 steps", 32, 50)),
         OWN: OwnData(),
     }[experiment]
     sigma_max = 0.5 if experiment == "divergence" else 0.1

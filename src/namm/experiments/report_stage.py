@@ -105,7 +105,7 @@ def collect(run: Path) -> Contents:
     done = {stage.name: run / stage.name for stage in stages if stage.state == "complete"}
     about = chosen.settings.data.rule
     place = RESIDUAL if isinstance(about, OwnRule) else "the rule"
-    rule = attempt(place, lambda: report_rule(about, done.get("evaluate")), None)
+    rule = attempt(place, lambda: report_rule(chosen.settings.data, run.joinpath, done.get("evaluate")), None)
     facts = facts_of(rule) if isinstance(rule, Constraint) else rule
     view = View() if facts is None else facts.view
     if facts is not None and facts.problem:
@@ -278,7 +278,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _rule_in_words(chosen: Preset) -> str:
     """What the images are and what they obey."""
     data, rule = chosen.settings.data, chosen.settings.data.rule
-    numbers = ", ".join(f"{name} {value}" for name, value in plain(rule).items())
+    numbers = ", ".join(f"{name} {value}" for name, value in plain(rule).items() if value != "")
     return f"The images: {_said(data)} The rule: {_said(rule)} Its numbers: {numbers}."
 
 

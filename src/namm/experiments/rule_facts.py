@@ -8,7 +8,7 @@ Of one of namm's own rules nothing is needed: it is built from the settings. Run
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from namm.constraints import Constraint, DivergenceFree
 from namm.constraints.burgers import Burgers
 from namm.errors import RunFolderError, UntrustedRuleError
 from namm.experiments import build
-from namm.experiments.data_settings import OwnRule, Rule
+from namm.experiments.data_settings import Data, OwnRule
 from namm.files import write_atomically, write_json
 from namm.generative.sample_file import SampleFile
 from namm.report.figures import Array, View
@@ -94,7 +94,8 @@ def residual_pictures(rule: Constraint, images: Tensor, device: torch.device | N
     """Where the images break the rule, for a rule that has a picture of it."""
     if not rule.has_residual:
         return None
-    found = rule.residual(images.to(device)).cpu().numpy()
+    images = images.to(device)
+    found = rule.follow(images).residual(images).cpu().numpy()
     return found if found.ndim == 4 else None
 
 
@@ -135,18 +136,23 @@ def read_facts(folder: Path) -> Facts | None:
     return facts
 
 
-def report_rule(rule: Rule, evaluated: Path | None) -> Facts | Constraint | None:
+def report_rule(data: Data, folder: Callable[[str], Path], evaluated: Path | None) -> Facts | Constraint | None:
     """What a report is made with: namm's own rule, or what was kept of a user's; None if there is nothing to show.
 
     A user's rule is run only where nothing was kept of it, and only if it is trusted.
+
+    Args:
+        data: Settings of the run's data, whose rule it is.
+        folder: Gives the folder of a stage by its name.
+        evaluated: The folder of the stage `evaluate`, where that is complete.
     """
-    if not isinstance(rule, OwnRule):
-        return build.constraint(rule)
+    if not isinstance(data.rule, OwnRule):
+        return build.rule_of(data, folder, "cpu")
     kept = None if evaluated is None else read_facts(evaluated)
     if kept is not None:
         return kept
     try:
-        return build.constraint(rule)
+        return build.rule_of(data, folder, "cpu")
     except UntrustedRuleError:
         if evaluated is None:
             return None

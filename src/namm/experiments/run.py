@@ -39,7 +39,7 @@ Tell = Callable[[str], None]
 
 REPORT = "report"
 """The stage that builds nothing from the settings, so that it needs no rule and no images."""
-ALONE = ("data", REPORT)
+ALONE = (REPORT,)
 """Stages that neither train nor sample: the main process does them while the others wait."""
 
 

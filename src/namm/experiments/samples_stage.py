@@ -62,9 +62,8 @@ def make_finetune(work: Work) -> Outcome:
         others = stack.enter_context(SampleFile(held_out)).mirror_images if held_out.exists() else None
         before = _measure(mirror, rule, others)
         validation = (store["val"], samples if others is None else others)  # without any, f could not be watched
-        trained = finetune(
-            work.settings, mirror, (store["train"], samples), work.folder / TRAINING, validation, progress=work.progress
-        )
+        data, folder = (store["train"], samples), work.folder / TRAINING
+        trained = finetune(work.settings, rule, mirror, data, folder, validation, progress=work.progress)
         after = _measure(mirror, rule, others)
     was = {f"{name}_before": value for name, value in before.items()}
     results = {"steps": trained.steps, "images": trained.images, **was, **after, "kept": _kept(trained)}
@@ -81,6 +80,7 @@ def _kept(trained: TrainResult) -> str:
 
 def finetune(
     settings: Settings,
+    rule: Constraint,
     mirror: MirrorMap,
     data: tuple[Images, Images],
     folder: Path,
@@ -88,12 +88,15 @@ def finetune(
     *,
     progress: bool = True,
 ) -> TrainResult:
-    """Train f further as `settings` describe, on images and samples, both also in `validation`; what that took."""
+    """Train f further for `rule` as `settings` describe, on images and samples, both also in `validation`.
+
+    Returns what that took.
+    """
     own = settings.finetune
     return finetune_map(
         mirror,
         *data,
-        build.constraint(settings.data.rule).to(device()),
+        rule,
         noise=UniformNoise(own.sigma_max),
         weights=build.weights(own.weights),
         settings=own.train,

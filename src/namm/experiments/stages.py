@@ -86,10 +86,13 @@ def _lazily(module: str, function: str) -> Callable[[Work], Outcome]:
     return call
 
 
-def _contents(settings: Settings) -> dict[str, str]:
-    """Hashes of the files that the data's settings name, whose contents may change under one name."""
-    name = getattr(settings.data, "counter", "")
-    return {"counter": hashlib.sha256(Path(name).read_bytes()).hexdigest()} if name and Path(name).is_file() else {}
+def _drawing(settings: Settings) -> dict[str, Any]:
+    """Settings of the data as plain values; a counter that is given is known by its content, and none is trained."""
+    values: dict[str, Any] = identity(settings.data)
+    if not (name := values.get("counter")):
+        return values
+    known = {"counter": hashlib.sha256(Path(name).read_bytes()).hexdigest()} if Path(name).is_file() else {}
+    return {key: value for key, value in values.items() if key != "counter_training"} | known
 
 
 def _learning(
@@ -117,9 +120,9 @@ STAGES = {
         Stage(
             "data",
             (),
-            lambda s: identity(s.data) | _contents(s),
+            _drawing,
             _lazily("data_stage", "make_data"),
-            ("images", "shape", "distance_mean", "distance_max"),
+            ("images", "shape", "counter_error", "distance_mean", "distance_max"),
         ),
         Stage(
             "map",

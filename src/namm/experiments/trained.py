@@ -6,12 +6,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Self
 
-import torch
-from accelerate import PartialState
-
 from namm.constraints import Constraint
 from namm.errors import RunFolderError
 from namm.experiments import build
+from namm.experiments.build import device
 from namm.experiments.folder import SETTINGS
 from namm.experiments.map_stage import TRAINING, mirror_folder
 from namm.experiments.plain import read_yaml
@@ -23,6 +21,8 @@ from namm.generative.mirrored import Mirrored
 from namm.maps import IdentityMap, MirrorMap
 from namm.training.identity import weights_digest
 from namm.training.models import load_model
+
+__all__ = ["Trained", "complete_stage", "describe_samples", "device", "is_complete", "untrained"]
 
 Shape = tuple[int, int, int]
 
@@ -58,7 +58,7 @@ class Trained:
 
     def rule(self) -> Constraint:
         """ℓ."""
-        return build.constraint(self.settings.data.rule).to(device())
+        return build.rule_of(self.settings.data, self.folder)
 
     def mirror(self, stage: str) -> MirrorMap:
         """g and f as `map` or `finetune` left them."""
@@ -105,9 +105,3 @@ def describe_samples(source: Mirrored, sampler: SamplerSettings | None) -> dict[
     """What a file of samples was made with; an autoencoder has no sampler."""
     how = {} if sampler is None else {"sampler": sampler.method, "steps": sampler.steps}
     return {"weights": weights_digest(source), **how}
-
-
-def device() -> torch.device:
-    """Where models run."""
-    found: torch.device = PartialState(cpu=not torch.cuda.is_available()).device
-    return found

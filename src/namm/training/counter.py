@@ -8,7 +8,7 @@ drawn anew at every step, which makes eight images of one. Descent starts from a
 (`set_first_weights`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,6 +73,7 @@ def train_counter(
     n_train: int = 10_000,
     n_val: int = 1000,
     settings: TrainSettings = COUNTER_SETTINGS,
+    like: Mapping[str, float] | None = None,
     progress: bool = True,
 ) -> Counter:
     """Train a counter of galaxies and write it to `path`, a safetensors file; or read it back if it is there.
@@ -87,6 +88,7 @@ def train_counter(
         n_train: Images per label to train on.
         n_val: Images per label to measure the counter with.
         settings: Budget, batch, rate, seed and the rest.
+        like: Other parameters of the `Galaxies` to count, such as `blur`.
         progress: Show a progress bar.
 
     Returns:
@@ -102,10 +104,12 @@ def train_counter(
         **{"size": size, "labels": list(labels), "n_train": n_train, "n_val": n_val},
         "settings": settings.identity() | {"betas": list(settings.betas)},
     }
+    recipes = [Galaxies(size=size, count=label, **dict(like or {})) for label in labels]
+    if unusual := {name: value for name, value in (like or {}).items() if value != getattr(Galaxies, name)}:
+        described["galaxies"] = unusual
     if path.exists():
         return _read_back(path, described)
     counter = Counter(size)
-    recipes = [Galaxies(size=size, count=label) for label in labels]
     seed = fold(settings.seed, "counter")  # so that it is not trained on the images of a run with the same seed
     data, held_out = (numbered_images(recipes, seed, split, n) for split, n in (("train", n_train), ("val", n_val)))
     set_first_weights(counter, data, settings.seed)

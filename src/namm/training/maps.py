@@ -4,7 +4,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def train_map(
     Args:
         mirror: The pair of maps.
         data: Images x (N, C, H, W): a tensor, a NumPy array, or an HDF5 data set, which is streamed if it does not fit.
-        constraint: ℓ.
+        constraint: ℓ. A rule with weights or buffers is frozen, and moved to the device of the training, in place.
         noise: How far from g(x) f learns to come back: `UniformNoise(σ_max)`, or `FixedNoise(σ)`.
         weights: Weights of the terms of Eq. 1.
         regulariser: `identity_regulariser` (Eq. 5) or `gradient_regulariser`.
@@ -192,7 +191,7 @@ class FinetuneWatch:
         x = torch.cat(made)
         if not torch.isfinite(x).all():
             return asdict(Watched(float("inf"), cycle_error, float("inf"), float("inf")))
-        found = measure_images(x, self.rule.to(device))
+        found = measure_images(x, self.rule)
         variation, spread = ratio(found.variation, self.data.variation), ratio(found.spread, self.data.spread)
         return asdict(Watched(float(found.distances.mean()), cycle_error, variation, spread))
 
@@ -242,7 +241,7 @@ def project_weights(mirror: MirrorMap) -> Callable[[], None]:
 def _check_data(mirror: MirrorMap, data: Images, rule: Constraint, floor_limit: float | None) -> ConstraintReport:
     """Everything that can be wrong with maps, data and constraint, before training starts."""
     _warn(check_values(data))
-    some = _some(data, rule)
+    some = to_tensor(data[:CHECKED])
     report = rule.eval().check(some)
     if floor_limit is not None:
         report.require_obeyed(floor_limit)
@@ -262,14 +261,8 @@ def _check_noise(rule: Constraint, data: Images, sigma: float, weight: float) ->
     """Refuse a rule that does not notice noise of σ_max; warn of a σ_max or λ far from usual ones."""
     if sigma <= 0 or weight == 0:  # the rule is only measured
         return
-    report = check_at(rule, _some(data, rule), sigma).require_active()
+    report = check_at(rule, to_tensor(data[:CHECKED]), sigma).require_active()
     _warn(unusual(report, sigma, weight))
-
-
-def _some(data: Images, rule: Constraint) -> Tensor:
-    """The first images, where the rule is."""
-    some = to_tensor(data[:CHECKED])
-    return some.to(next(chain(rule.parameters(), rule.buffers()), some).device)
 
 
 def _warn(sentences: list[str]) -> None:

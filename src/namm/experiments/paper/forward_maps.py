@@ -74,7 +74,7 @@ def measure(outcome: CellOutcome, progress: bool) -> None:
     folder, settings = _folder(outcome), settings_of(outcome)
     if (folder / SAMPLES).exists():
         return
-    rule = build.constraint(settings.data.rule)
+    rule = trained(outcome).rule()
     with images_of(outcome) as store:
         shape = store["train"].shape[1:]
         mirror = resnets(settings.map, shape[0])
@@ -107,7 +107,7 @@ def measure(outcome: CellOutcome, progress: bool) -> None:
         HISTOGRAM,
         seed=settings.evaluate.seed,
         description=describe_samples(source, settings.evaluate.sampler),
-        constraint=rule.to(device()),
+        constraint=rule,
         progress=progress,
         sampler=build.sampler(settings.evaluate.sampler),
     )

@@ -11,7 +11,6 @@ from namm.experiments.data_settings import CountData
 from namm.experiments.paper.items import Item
 from namm.experiments.paper.shown import Shown, write
 from namm.experiments.paper.wanted import Base
-from namm.experiments.presets import Preset
 from namm.experiments.processes import world
 from namm.experiments.run import Tell
 from namm.experiments.share import run_sharing
@@ -110,18 +109,13 @@ def _require_counter(cell: Cell, out: Path, tell: Tell, progress: bool) -> None:
     data, path = cell.preset.settings.data, (out / COUNTER).resolve()
     if isinstance(data, CountData) and data.counter == str(path) and not path.exists():
         tell(f"training the network that counts galaxies, {path}")
-        _train_counter(path, cell.preset, data.size, progress)
+        _train_counter(data, path, progress)
 
 
-def _train_counter(path: Path, preset: Preset, size: int, progress: bool) -> None:
-    """With the paper's numbers; for the demo those that take a minute on a CPU."""
-    from namm.training.counter import COUNTER_SETTINGS, train_counter
+def _train_counter(data: CountData, path: Path, progress: bool) -> None:
+    from namm.experiments.data_stage import make_counter
 
-    if preset.name != "demo":
-        train_counter(path, size=size, progress=progress)
-        return
-    settings = replace(COUNTER_SETTINGS, budget="100 steps", batch_size=32, warmup_steps=50)
-    train_counter(path, size=size, n_train=500, n_val=100, settings=settings, progress=progress)
+    make_counter(data, path, progress=progress)
 
 
 def _waits_for_inception(cell: Cell, out: Path) -> bool:
