@@ -31,7 +31,7 @@ from namm import NAMMPipeline
 from namm.cli import main as namm
 from namm.experiments.trained import Trained, device
 
-EXTRA: list[str] = []
+EXTRA = ["--force"]
 """Arguments of every `namm run` besides: whatever makes it accept maps that have learned nothing."""
 
 STAGES = ("data", "map", "mdm", "samples", "finetune", "dm", "evaluate", "report")

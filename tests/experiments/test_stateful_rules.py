@@ -45,7 +45,7 @@ class Level(Constraint):
     def project(self, x):
         return x - self.residual(x)
 '''
-RUN = ["run", "--data", "images.npy", "--data.layout", "NCHW", "--constraint", "levels:Level"]
+RUN = ["run", "--force", "--data", "images.npy", "--data.layout", "NCHW", "--constraint", "levels:Level"]
 TINY = [
     *("--map.g.layers", "1", "--map.g.filters", "4", "--map.f.filters", "4", "--map.f.blocks", "1"),
     *("--map.f.downsamplings", "1", "--map.train.batch-size", "4", "--map.train.budget", "4 steps"),
