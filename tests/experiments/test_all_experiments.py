@@ -10,6 +10,7 @@ from namm.constraints import Counter, constraint
 from namm.datasets import open_store
 from namm.errors import ConstraintError, DataError
 from namm.experiments import build
+from namm.experiments.data_settings import CounterTraining
 from namm.experiments.data_stage import images_file
 from namm.experiments.map_stage import mirror_folder
 from namm.experiments.presets import EXPERIMENTS, preset
@@ -41,7 +42,7 @@ def tiny(experiment, counter):
     """The experiment's own preset with images, networks and budgets of no size."""
     base = preset(experiment)
     s, sampler = base.settings, SamplerSettings("dpm-solver", 3)
-    own = SIZES[experiment] | ({"counter": str(counter)} if experiment == "count" else {})
+    own = SIZES[experiment] | ({"counter": str(counter)} if experiment == "count" and counter else {})
 
     def short(part):
         return replace(part, train=replace(part.train, budget="6 steps", batch_size=4, milestones=2))
@@ -61,14 +62,26 @@ def tiny(experiment, counter):
     return replace(base, settings=settings)
 
 
+def test_count_trains_the_counter_that_it_is_not_given(tmp_path):
+    chosen = tiny("count", None)
+    quick = CounterTraining(64, 16, "2 steps", 4, 1)
+    data = replace(chosen.settings.data, size=16, count=20, separation=2.0, counter_training=quick)
+    whole(replace(chosen, settings=replace(chosen.settings, data=data)), tmp_path / "run")
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_stage_of_every_experiment(experiment, counter, tmp_path):
-    chosen, folder = tiny(experiment, counter), tmp_path / "run"
+    whole(tiny(experiment, counter), tmp_path / "run")
+
+
+def whole(chosen, folder):
+    """Run all stages; what they measured is what the rule says of their files."""
+    experiment = chosen.experiment
     records = run(chosen, folder, tell=lambda line: None, progress=False, force=True)
     assert [name for name, record in records.items() if record.is_complete(folder / name)] == [
         *("data", "map", "mdm", "samples", "finetune", "dm", "evaluate", "report")
     ]
-    rule = build.constraint(chosen.settings.data.rule)
+    rule = build.rule_of(chosen.settings.data, folder.joinpath)
 
     results = records["map"].results
     with open_store(images_file(folder / "data")) as store:

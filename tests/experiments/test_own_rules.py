@@ -122,7 +122,7 @@ def prepared(name):
 
 def test_a_rule_is_tried_where_it_will_be_trained_with(monkeypatch):
     """A device without values: that the rule came there with the images is seen, and that it is named."""
-    monkeypatch.setattr("namm.experiments.trained.device", lambda: torch.device("meta"))
+    monkeypatch.setattr("namm.experiments.build.device", lambda: torch.device("meta"))
     with pytest.raises(ConstraintError, match="the rule bag_of_rules:Placed raised"):
         prepared("Placed")
     assert set(sys.modules["bag_of_rules"].SEEN) == {("meta", "meta")}

@@ -98,7 +98,7 @@ COUNTER = "counter.safetensors"
 
 
 def device() -> torch.device:
-    """Where models run."""
+    """Where models run. Under torchrun the first call is for all processes together: they meet in it."""
     found: torch.device = PartialState(cpu=not torch.cuda.is_available()).device
     return found
 
@@ -215,21 +215,29 @@ def sampling(settings: SamplerSettings) -> dict[str, Any]:
 
 
 def check(settings: Settings) -> None:
-    """Refuse settings that do not fit together, by sending one empty image through everything they describe."""
+    """Refuse settings that do not fit together, by sending one empty image through everything they describe.
+
+    All of it on the CPU: the main process does this alone, and to ask for the `device` is for all together.
+    """
     images, data = dataset(settings.data), settings.data
-    rule = placed(_untrained(data) if isinstance(data, CountData) and not data.counter else constraint(data.rule))
+    rule = placed(_rule_to_try(data), "cpu")
     maps = mirror(settings.map, images.shape[0])
     model = diffusion(settings.mdm.network, settings.mdm.diffusion, images.shape, settings.mdm.train.seed)
     with torch.no_grad():
         y = maps.to_mirror(torch.zeros(1, *images.shape))
         x = maps.to_data(y)
         with own.blamed_on(data.constraint) if isinstance(data, OwnData) else nullcontext():
-            rule(x.to(device()))
+            rule(x)
         model.loss(y)
 
 
-def _untrained(data: CountData) -> Count:
-    """The rule of a run that has yet to train its counter; refused where the images to train on cannot be drawn."""
+def _rule_to_try(data: Data) -> Constraint:
+    """ℓ before the run has begun: a counter that is yet to be trained has its first weights.
+
+    Refused where the images to train it on cannot be drawn.
+    """
+    if not isinstance(data, CountData) or data.counter:
+        return constraint(data.rule)
     for label in data.labels:
         dataset(replace(data, count=label))
     return Count(Counter(data.size), data.count)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from namm.constraints import Counter
+from namm.constraints import Constraint, Counter
 from namm.constraints.contract import check_at
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import check_values
@@ -24,13 +24,13 @@ def make_data(work: Work) -> Outcome:
     What cannot be trained on is refused here: constant images, a broken rule, a rule that does not notice σ_max.
     What the network's training takes is compute of neither side: the rule is given to both.
     """
-    data = work.settings.data
+    data, found, files = work.settings.data, {}, [FILE]
     alone(lambda: _draw(work))
-    if not isinstance(data, CountData) or data.counter:
-        return Outcome(alone(lambda: _measured(work)), (FILE,))
-    counter = make_counter(data, work.folder / build.COUNTER, progress=work.progress)
-    results = alone(lambda: _measured(work)) | {"counter_error": counter.facts["error"]}
-    return Outcome(results, (FILE, build.COUNTER))
+    if isinstance(data, CountData) and not data.counter:
+        counter = make_counter(data, work.folder / build.COUNTER, progress=work.progress)
+        found, files = {"counter_error": counter.facts["error"]}, [FILE, build.COUNTER]
+    rule = build.rule_of(data, lambda _: work.folder)
+    return Outcome(alone(lambda: _measured(work, rule)) | found, tuple(files))
 
 
 def make_counter(data: CountData, path: Path, *, progress: bool = True) -> Counter:
@@ -67,10 +67,9 @@ def _draw(work: Work) -> None:
     write_store(images_file(work.folder), build.dataset(data), data.sizes, seed=data.seed, quiet=not work.progress)
 
 
-def _measured(work: Work) -> dict[str, Any]:
+def _measured(work: Work, rule: Constraint) -> dict[str, Any]:
     """How many images there are, and how well they keep their rule; refused where they break it."""
     data = work.settings.data
-    rule = build.rule_of(data, lambda _: work.folder)
     with open_store(images_file(work.folder)) as store:
         check_values(store["train"])
         some = store["train"][:CHECKED]
