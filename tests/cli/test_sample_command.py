@@ -164,7 +164,7 @@ def test_a_missing_stage_is_answered_with_the_command_that_makes_it(namm, copy):
     code, said = namm("sample", "mine", "--model", "mvae", "-n", 2)
     assert code == 1
     assert "the stage 'mvae' of runs/mine has not been run" in said
-    assert namm(*shlex.split(re.search("`namm (.*)`", said)[1]))[0] == 0
+    assert namm(*shlex.split(re.search("`namm (.*)`", said)[1]), "--force")[0] == 0
     assert namm("sample", "mine", "--model", "mvae", "-n", 2)[0] == 0
 
 

@@ -88,13 +88,13 @@ def sections(gpu, monkeypatch):
     A stand-in makes 30 images/s as the package does it and 10 by the baseline.
     """
     import gpu_comparisons
-    from namm.generative import compiled
+    from namm.generative import diffusion
     from namm.simulators import burgers
 
-    usual = compiled.can_record
+    usual = diffusion.can_record
 
     def stand_in(bench, **options):
-        ours = compiled.can_record is usual and burgers._has_kernel(None, None)
+        ours = diffusion.can_record is usual and burgers._has_kernel(None, None)
         return gpu.Figures(30.0 if ours else 10.0, 1.0, 2.0 if ours else 8.0, {})
 
     monkeypatch.setattr(burgers, "_has_kernel", lambda *_: True)
