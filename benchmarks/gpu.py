@@ -1,12 +1,12 @@
-"""How fast the package trains and samples on one GPU, against what is known of the official code.
+"""How fast the package trains and samples on one GPU, against what is known of the official code and against itself.
 
     python benchmarks/gpu.py [--quick] [--only NAME ...] [--precision bf16 tf32] [--prepare N] [--json FILE] [--profile]
 
-Trainings go through the package's own loop on random images, sampling through `Diffusion.sample` and `Mirrored`, all of
-it compiled or recorded, each in `bf16` (what `auto` means on such a GPU) and in `tf32`. Weights are untrained, and
-those that start as zeros are drawn instead: speed does not depend on what they have learned. The same run measures the
-peak of bfloat16 matrix products and the bandwidth of memory that figures are shares of. What bounds a row is told by
-its kernels:
+Rows, all of them unless `--only` names some: trainings go through the package's own loop on random images, sampling
+through `Diffusion.sample` and `Mirrored`, all of it compiled or recorded, each in `bf16` (what `auto` means on such a
+GPU) and in `tf32`. Weights are untrained, and those that start as zeros are drawn instead: speed does not depend on
+what they have learned. The same run measures the peak of bfloat16 matrix products and the bandwidth of memory that
+figures are shares of. What bounds a row follows from its kernels:
 
     launch        kernels fill less than 0.7 of the time
     arithmetic    more than half of their time is in matrix products and convolutions
@@ -16,6 +16,15 @@ FLOPs are those of matrix products, convolutions and attention, two per product 
 in banded matrices included. `--profile` prints the heaviest kernels, and sums by their kind. `--prepare N` first runs
 the warm-up of every row in a process of its own, N at a time, so that the measured ones find their code compiled:
 warm-ups are then those of a warm cache.
+
+Comparisons with a baseline of the same run, where `--only` names them:
+
+    update              all weights updated as one vector, against Adam on each of them; also without a GPU
+    closed-form         g in closed form, against autograd of its potential; also without a GPU
+    recorded            the score network recorded with our kernels, against compiled by torch
+    implicit-step       an implicit step of ℓ in one kernel, against a kernel for every sweep
+    warm-up             seconds from the start of a process to its first step, recorded against compiled
+    posterior-memory    memory of 32 posterior samples of 128×256×2 in bf16, against float32
 
 Targets are for `bf16`; the exit code is 1 if one is missed, a row fails or the call is asked to stop. `--quick` takes
 tiny networks and images to see that all of it runs; its figures mean nothing.
@@ -35,126 +44,14 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from gpu_tools import (
-    Bench,
-    Figures,
-    Row,
-    bandwidth,
-    bound,
-    by_kind,
-    calls,
-    facts,
-    flops,
-    number,
-    peak_tflops,
-    prepare,
-    stamp,
-    training,
-)
+from gpu_comparisons import CHILDREN, SECTIONS, Comparison
+from gpu_tools import Bench, Figures, Row, bandwidth, bound, by_kind, facts, number, peak_tflops, prepare, stamp
+from gpu_works import distance, map_step, one_map, sampling, score_step, whole_samples
 from namm.errors import Interrupted
-from namm.evaluation import distance_summary
-from namm.experiments import build
-from namm.experiments.settings import Settings
-from namm.generative import Diffusion, EulerMaruyama, Mirrored
-from namm.gpu import Recorded
 from namm.precision import Precision
-from namm.training.maps import project_weights
-from namm.training.models import ModelObjective
-from namm.training.objectives import MapObjective
 
-# What is measured
-
-
-def map_step(bench: Bench, experiment: str, name: str) -> Figures:
-    """A training of g and f on `experiment` as its preset `name` has it."""
-    s = bench.settings(experiment, name)
-    objective = map_objective(s)
-    shape = build.dataset(s.data).shape
-    return training(bench, objective, shape, s.map.train, project_weights(objective.mirror))
-
-
-def map_objective(s: Settings) -> MapObjective:
-    mirror = build.mirror(s.map, build.dataset(s.data).shape[0])
-    rule, weights = build.constraint(s.data.rule), build.weights(s.map.weights)
-    return MapObjective(mirror, rule, noise=build.noise(s.map), weights=weights, regulariser=build.regulariser(s.map))
-
-
-def score_step(bench: Bench, name: str) -> Figures:
-    """A training of the score network as the preset `name` has it."""
-    s = bench.settings("burgers", name)
-    model = score_model(s)
-    return training(bench, ModelObjective(model), model.sample_shape, s.mdm.train)
-
-
-def score_model(s: Settings) -> Diffusion:
-    return build.diffusion(s.mdm.network, s.mdm.diffusion, build.dataset(s.data).shape, seed=0)
-
-
-@torch.no_grad()
-def network_flops(model: Diffusion) -> float:
-    return flops(lambda y: model.denoise(y, torch.ones(len(y))), model.sample_shape)
-
-
-def sampling(bench: Bench, name: str, steps: int) -> Figures:
-    """Steps of Euler–Maruyama with the score network of the preset `name`."""
-    model = score_model(bench.settings("burgers", name))
-    per_image = network_flops(model)
-    bench.place(model)
-    few, steps = (2, 4) if bench.quick else (10, steps)
-
-    def draw(steps: int) -> Tensor:
-        sampler, size = EulerMaruyama(steps), bench.batch
-        return model.sample(size, sampler=sampler, batch_size=size, generator=0, compile=bench.compile, progress=False)
-
-    with bench.arithmetic():
-        return calls(bench, partial(draw, few), few * bench.batch, per_image, partial(draw, steps), steps / few)
-
-
-def whole_samples(bench: Bench, n: int) -> Figures:
-    """Samples of the preset `gpu` end to end: the score network by its sampler, then f, then ℓ."""
-    s = bench.settings("burgers", "gpu")
-    model, mirror = score_model(s), build.mirror(s.map, 1)
-    rule, source = build.constraint(s.data.rule), Mirrored(model, mirror)
-    steps, n = (2, 2 * bench.batch) if bench.quick else (s.samples.sampler.steps, n)
-    with torch.no_grad():
-        of_rest = flops(lambda y: rule(mirror.to_data(y)), model.sample_shape)
-    per_image = steps * network_flops(model) + of_rest
-    bench.place(source)
-    rule.to(bench.device)
-    sampler = build.sampler(replace(s.samples.sampler, steps=steps))
-
-    def draw(n: int) -> float:
-        x = source.sample(
-            n, sampler=sampler, batch_size=bench.batch, generator=0, compile=bench.compile, progress=False
-        )
-        return distance_summary(rule, x).mean
-
-    with torch.no_grad(), bench.arithmetic():
-        return calls(bench, partial(draw, bench.batch), bench.batch, per_image, partial(draw, n), n / bench.batch)
-
-
-def one_map(bench: Bench, side: str) -> Figures:
-    """f or g of the paper's pair, without gradients."""
-    s = bench.settings("burgers", "paper")
-    shape, network = build.dataset(s.data).shape, getattr(build.mirror(s.map, 1), side).eval()
-    with torch.no_grad(), bench.arithmetic():
-        per_image = flops(network, shape)
-        x, placed = bench.images(bench.batch, shape), bench.place(network)
-        quick = Recorded(placed) if side == "g" else bench.compiled(placed)  # g has kernels of its own
-        return calls(bench, lambda: quick(x), bench.batch, per_image)
-
-
-def distance(bench: Bench) -> Figures:
-    """Burgers' ℓ and its gradient."""
-    s = bench.settings("burgers", "paper")
-    shape, rule = build.dataset(s.data).shape, build.constraint(s.data.rule)
-
-    per_image = flops(lambda x: rule(x.requires_grad_()).sum().backward(), shape)
-    x, compiled = bench.images(bench.batch, shape).requires_grad_(), bench.compiled(rule.to(bench.device))
-    with bench.arithmetic():
-        return calls(bench, lambda: torch.autograd.grad(compiled(x).sum(), x), bench.batch, per_image)
+WITHOUT_GPU = {"update", "closed-form"}
 
 
 @dataclass(frozen=True)
@@ -193,7 +90,7 @@ def works() -> list[Work]:
             note="at batch 128",
         ),
         Work("f", "f", 1024, partial(one_map, side="f"), 35_900, 70_000, note="at batch 256"),
-        Work("g", "g", 1024, partial(one_map, side="g"), 42_300, 130_000),
+        Work("g", "g", 1024, partial(one_map, side="g"), 42_300, 60_000),
         Work(
             "distance", "Burgers' ℓ and gradient", 128, distance, 713_000, note="of forward Euler, not Crank–Nicolson"
         ),
@@ -269,56 +166,100 @@ def show(rows: Sequence[Row], known: dict[str, Any], profiles: bool) -> None:
             print(f"{milliseconds:10.3f} {share:6.1%}  {name}")
 
 
-def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None = None) -> int:
-    """Measure, tell, judge."""
-    chosen = works() if chosen is None else chosen
+def parsed(arguments: Sequence[str] | None, names: Sequence[str]) -> argparse.Namespace:
+    """The options, refused where they need a GPU that is not there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny networks, not compiled: only to see that it runs")
-    parser.add_argument("--only", nargs="+", choices=[work.name for work in chosen], metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=[*names, *SECTIONS], metavar="NAME")
     parser.add_argument("--precision", nargs="+", choices=("bf16", "tf32"), default=["bf16", "tf32"], help="on a GPU")
     parser.add_argument("--prepare", type=int, default=0, metavar="N", help="compile first, in N processes at a time")
     parser.add_argument("--json", type=Path, help="written anew after every row")
     parser.add_argument("--warm", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--profile", action="store_true", help="print the ten heaviest kernels of every row")
     options = parser.parse_args(arguments)
-    cuda = torch.cuda.is_available()
-    if not cuda and not options.quick:
+    if not torch.cuda.is_available() and not options.quick and not set(options.only or names) <= WITHOUT_GPU:
         parser.error("there is no GPU here; --quick runs everything in miniature on a CPU")
-    if not options.quick:
-        importlib.import_module("torch._inductor.compile_fx")  # so that no row's warm-up counts it
+    return options
+
+
+class Report:
+    """What is measured, printed and written as soon as it is there."""
+
+    def __init__(self, known: dict[str, Any], file: Path | None) -> None:
+        self.known, self.file = known, file
+        self.rows: list[Row] = []
+        self.comparisons: list[Comparison] = []
+
+    def add_row(self, row: Row) -> None:
+        """Keep a row."""
+        self.rows.append(row)
+        self._show(f"{row.work}, batch {row.batch}, {row.precision}: {row.error or f'{number(row.ours)} {row.unit}'}")
+
+    def add(self, comparison: Comparison) -> None:
+        """Keep a comparison."""
+        self.comparisons.append(comparison)
+        self._show(comparison.line())
+
+    def _show(self, line: str) -> None:
+        print(line, flush=True)
+        found = {"rows": [r.plain() for r in self.rows], "comparisons": [c.plain() for c in self.comparisons]}
+        if self.file:
+            self.file.write_text(json.dumps(self.known | found, indent=2))
+
+    def judge(self, missing: int) -> int:
+        """Print what falls short; the exit code."""
+        if self.known["quick"]:
+            print("--quick: tiny networks and images; the figures mean nothing beside baselines and targets")
+        short = [row.verdict() for row in self.rows if row.falls_short]
+        short += [f"missed: {c.line()}" for c in self.comparisons if c.falls_short]
+        for line in short:
+            print(line)
+        measured = len(self.rows) + len(self.comparisons)
+        print(f"{len(short)} of {measured} rows fall short" if short else "every target is met")
+        if missing:
+            print(f"asked to stop: {missing} rows are missing")
+        return 1 if short or missing else 0
+
+
+def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None = None) -> int:
+    """Measure, tell, judge."""
+    chosen = works() if chosen is None else chosen
+    options = parsed(arguments, [work.name for work in chosen])
+    cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     precisions: Sequence[Precision] = options.precision if cuda else ("fp32",)
+    if not options.quick:
+        importlib.import_module("torch._inductor.compile_fx")  # so that no row's warm-up counts it
+    gauge = Bench(device, 1, precisions[0], options.quick)
+    if options.child:
+        section, *given = options.child
+        print(json.dumps(CHILDREN[section](gauge, *given)))
+        return 0
     chosen = [work for work in chosen if work.name in (options.only or [work.name])]
     if options.prepare and not options.quick:
         prepare(__file__, alone([work.name for work in chosen], precisions), options.prepare)
-    gauge = Bench(device, 1, "fp32", options.quick)
-    peaks = {"peak_tflops": peak_tflops(gauge), "bandwidth": bandwidth(gauge)}
-    known: dict[str, Any] = facts(device) | {"quick": options.quick} | peaks
-    rows: list[Row] = []
+    peaks = {"peak_tflops": peak_tflops(gauge), "bandwidth": bandwidth(gauge)} if chosen else {}
+    report = Report(facts(device) | {"quick": options.quick} | peaks, options.json)
     asked = list(product(chosen, precisions))
     for work, precision in asked:
         batch = work.batch // 8 if options.quick else work.batch
         bench = Bench(device, batch, precision, options.quick, prepares=options.warm)
         try:
-            rows.append(measure(work, precision, precision != "tf32", bench, known["peak_tflops"]))
+            report.add_row(measure(work, precision, precision != "tf32", bench, peaks["peak_tflops"]))
         except Interrupted:
             break
-        found = rows[-1].error or f"{number(rows[-1].ours)} {rows[-1].unit}"
-        print(f"{work.title}, batch {bench.batch}, {precision}: {found}", flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(known | {"rows": [row.plain() for row in rows]}, indent=2))
+    missing = len(asked) - len(report.rows)
     if options.warm:
-        return 1 if len(rows) < len(asked) or any(row.error for row in rows) else 0
-    show(rows, known, options.profile)
-    if options.quick:
-        print("--quick: tiny networks and images; the figures mean nothing beside the official ones and the targets")
-    short = [row for row in rows if row.falls_short]
-    for row in short:
-        print(row.verdict())
-    print(f"{len(short)} of {len(rows)} rows fall short" if short else "every target is met")
-    if missing := len(asked) - len(rows):
-        print(f"asked to stop: {missing} rows are missing")
-    return 1 if short or missing else 0
+        return 1 if missing or any(row.error for row in report.rows) else 0
+    for name in () if missing else (options.only or ()):
+        for comparison in SECTIONS.get(name, lambda _: ())(gauge):
+            report.add(comparison)
+    if chosen:
+        show(report.rows, report.known, options.profile)
+    else:
+        print(stamp(report.known))
+    return report.judge(missing)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def told_by(script: str, arguments: Sequence[str], caches: str) -> Any:
 def compiled_by_torch() -> Iterator[None]:
     """Networks with kernels of their own are compiled like any other inside."""
     with ExitStack() as stack:
-        for home in ("namm.training.trainer", "namm.generative.compiled"):
+        for home in ("namm.training.trainer", "namm.generative.diffusion"):
             stack.enter_context(patch(f"{home}.can_record", lambda *_: False))
         yield
 

@@ -7,7 +7,7 @@ from namm.experiments.settings import Settings
 from namm.training.settings import Budget, TrainSettings
 
 TIMES = 1.0
-"""Of the preset's minutes, by default; less ends sooner, and at 0.8 one of three seeds fell short."""
+"""Multiple of the preset's minutes; less ends sooner and learns less."""
 
 
 def lengthened(s: Settings, times: float, *, compile: bool = False) -> Settings:
@@ -26,5 +26,5 @@ def lengthened(s: Settings, times: float, *, compile: bool = False) -> Settings:
 
 
 def folder_name(experiment: str, preset: str, times: float, seed: int) -> str:
-    """Of the run of one seed."""
+    """Name of the folder of one seed's run."""
     return f"{experiment}-{preset}-{times:g}-{seed}"

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +56,15 @@ def interpreted() -> Callable[..., str]:
         return done.stdout
 
     return run_interpreted
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _record_of_trust(tmp_path_factory) -> Iterator[None]:
+    """No test reads or writes the record of rules that the user who runs the tests trusts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NAMM_TRUST", str(tmp_path_factory.mktemp("trust") / "trusted.json"))
+        patch.setenv("NAMM_TRUSTED", "")
+        yield
 
 
 @pytest.fixture(autouse=True)

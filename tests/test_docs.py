@@ -1,9 +1,13 @@
-"""The code in the documentation runs."""
+"""The code in the documentation runs, and what it links to or calls is there."""
 
 import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+import namm
+from namm.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -44,3 +48,16 @@ def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
     missing = [target for target in targets if not ((ROOT / page).parent / target).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", LINKING)
+def test_commands_are_there(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    scripts = set(re.findall(r"\b(?:benchmarks|examples)/[a-z_]+\.(?:py|sh)\b", text))
+    assert [script for script in sorted(scripts) if not (ROOT / script).is_file()] == []
+    called = set(re.findall(r"(?:^\$? ?|`)namm ([a-z]+)", text, re.MULTILINE))
+    assert called <= COMMANDS.keys()
+
+
+def test_what_is_cited_is_this_version():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == namm.__version__

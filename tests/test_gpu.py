@@ -10,8 +10,8 @@ from torch import nn
 from namm.experiments import build
 from namm.experiments.presets import preset
 from namm.generative import Diffusion, NCSNpp
-from namm.generative.compiled import FixedBatch
-from namm.generative.layers import fir
+from namm.generative.diffusion import FixedBatch
+from namm.generative.networks.ncsnpp.layers import fir
 from namm.gpu import Recorded, can_record, compile_options, lay_out, uses_kernels, with_kernels
 from namm.training.models import ModelObjective
 
@@ -90,7 +90,7 @@ def test_a_network_with_kernels_is_recorded_on_a_gpu_in_float32(monkeypatch):
 
 
 def test_sampling_records_such_a_network(monkeypatch):
-    monkeypatch.setattr("namm.generative.compiled.can_record", lambda *_: True)
+    monkeypatch.setattr("namm.generative.diffusion.can_record", lambda *_: True)
     monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
     network = score_network()
     nn.init.normal_(network.tail.weight)

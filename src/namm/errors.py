@@ -38,6 +38,10 @@ class FolderInUseError(RunFolderError):
     """Another process is at work in a run folder."""
 
 
+class UntrustedRuleError(RunFolderError):
+    """A run names Python code that this user has neither run nor allowed."""
+
+
 class TrainingError(NammError):
     """Training cannot go on: the loss is not finite, or an objective is misused."""
 

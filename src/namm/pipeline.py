@@ -21,7 +21,8 @@ from diffusers import DiffusionPipeline, DPMSolverMultistepScheduler, ModelMixin
 from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
-import namm.generative.ncsnpp  # diffusers finds the class of a component only in modules that are already imported
+# diffusers finds the class of a component only in modules that are already imported
+import namm.generative.networks.ncsnpp.network
 import namm.maps.icnn
 import namm.maps.resnet  # noqa: F401
 from namm.constraints.base import Constraint, FunctionConstraint
@@ -33,11 +34,13 @@ from namm.generative.base import GenerativeModel
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.generative.samplers import DPMSolver, Sampler, UniPC
-from namm.generative.vpsde import VPSDE, Epsilon, Prediction, Velocity
+from namm.generative.schedules import VPSDE, Epsilon, Prediction, Velocity
 from namm.maps import IdentityMap, MirrorMap
 
 INDEX = "model_index.json"
 PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": Velocity()}  # diffusers' names
+MOVED = {"namm.generative.ncsnpp": "namm.generative.networks.ncsnpp.network"}
+"""Modules that pipelines of version 0.1 name in their index, and where their classes are now."""
 SCHEDULERS = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
 
 
@@ -215,6 +218,16 @@ class NAMMPipeline(DiffusionPipeline):
             raise
         except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"the pipeline in {folder} cannot be built: {error}") from error
+
+    @classmethod
+    def load_config(cls, *arguments: Any, **options: Any) -> Any:
+        """The index of a folder, as diffusers reads it, with the present modules of components that have moved."""
+        found = super().load_config(*arguments, **options)
+        index = found[0] if isinstance(found, tuple) else found
+        for name, entry in index.items():
+            if isinstance(entry, list | tuple) and len(entry) == 2:
+                index[name] = [MOVED.get(entry[0], entry[0]), entry[1]]
+        return found
 
     def model_card(self) -> str:
         """README.md for the folder."""

@@ -1,6 +1,9 @@
 """What tests of the command line share."""
 
+import sys
+
 import pytest
+from own_files import OWN, TINY, write
 
 from namm.cli import main
 
@@ -15,3 +18,14 @@ def namm(capsys):
         return code, printed.out + printed.err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def own_run(tmp_path_factory):
+    """A user's folder with a run of all stages in runs/own; to be read, or copied."""
+    folder = write(tmp_path_factory.mktemp("own") / "work")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        sys.modules.pop("charges", None)
+        assert main(["run", *OWN, *TINY]) == 0
+    return folder

@@ -4,6 +4,7 @@ import io
 import json
 import runpy
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from namm.errors import Interrupted
+from namm.maps import ICNN
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PRECISIONS = ["bf16", "tf32"] if torch.cuda.is_available() else ["fp32"]
@@ -76,6 +78,82 @@ def test_the_exit_code_follows_from_the_targets(everything):
     assert "the figures mean nothing" in printed
 
 
+# Comparisons
+
+
+@pytest.fixture
+def sections(gpu, monkeypatch):
+    """The module of comparisons; children answer in this process, and what rows measure takes no time.
+
+    A stand-in makes 30 images/s as the package does it and 10 by the baseline.
+    """
+    import gpu_comparisons
+    from namm.generative import compiled
+    from namm.simulators import burgers
+
+    usual = compiled.can_record
+
+    def stand_in(bench, **options):
+        ours = compiled.can_record is usual and burgers._has_kernel(None, None)
+        return gpu.Figures(30.0 if ours else 10.0, 1.0, 2.0 if ours else 8.0, {})
+
+    monkeypatch.setattr(burgers, "_has_kernel", lambda *_: True)
+    for name in ("score_step", "sampling", "distance", "map_step"):
+        monkeypatch.setattr(gpu_comparisons, name, stand_in)
+
+    def told_by(script, arguments, caches):
+        flag, section, *given, quick = arguments
+        assert (flag, quick) == ("--child", "--quick")
+        return gpu_comparisons.CHILDREN[section](bench(gpu), *given)
+
+    monkeypatch.setattr(gpu_comparisons, "told_by", told_by)
+    return gpu_comparisons
+
+
+def bench(gpu):
+    return gpu.Bench(torch.device("cpu"), 1, "fp32", True)
+
+
+ROWS = {"update": 2, "closed-form": 2, "recorded": 3, "implicit-step": 4, "warm-up": 4, "posterior-memory": 2}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="miniatures are for a CPU")
+@pytest.mark.parametrize("name", ROWS)
+def test_every_section_compares_ours_with_a_named_baseline(gpu, sections, tmp_path, name):
+    assert ROWS.keys() == sections.SECTIONS.keys()
+    code, printed, found = told(gpu, tmp_path / "found.json", "--only", name)
+    assert (code, len(found["comparisons"]), found["rows"]) == (0, ROWS[name], [])
+    for row in found["comparisons"]:
+        quotient = row["ours"] / row["theirs"]
+        assert row["ratio"] == pytest.approx(quotient if row["unit"] == "images/s" else 1 / quotient)
+        assert f"{row['what']}: " in printed
+        assert f"{row['baseline']} " in printed
+        if name in ("recorded", "implicit-step"):
+            assert row["ratio"] == pytest.approx(4 if row["unit"] == "s" else 3)
+
+
+def test_a_comparison_beyond_its_limit_falls_short(gpu, monkeypatch, capsys):
+    found = gpu.Comparison("first step", "s", 16.0, "compiled", 32.0, 15.0)
+    assert found.line() == "first step: 16 s, compiled 32, ratio 2.00; at most 15: no"
+    assert not replace(found, ours=14.0).falls_short
+    monkeypatch.setitem(gpu.SECTIONS, "update", lambda bench: [found])
+    assert gpu.main(["--quick", "--only", "update"]) == 1
+    assert "missed: first step" in capsys.readouterr().out
+
+
+def test_a_child_prints_its_figures_last(gpu, capsys):
+    assert gpu.main(["--quick", "--child", "implicit-step", "distance", "sweeps"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]).keys() == {"images/s", "s"}
+
+
+def test_autograd_finds_what_the_closed_form_is(sections):
+    g, x = ICNN(2, 2, 4).double(), torch.rand(2, 2, 8, 12, dtype=torch.double)
+    assert torch.allclose(sections.by_autograd(g, x), g(x), rtol=1e-12, atol=1e-12)
+
+
+# Rows
+
+
 def work(gpu, rate, **changes):
     figures = runpy.run_path(str(BENCHMARKS / "gpu_tools.py"))["Figures"](rate, 1e9, 0.5, {"gemm": 1 / rate})
     return gpu.Work(**{"name": "a", "title": "work A", "batch": 16, "measure": lambda bench: figures} | changes)
@@ -133,12 +211,12 @@ def test_a_warm_up_fails_only_where_a_row_does(gpu):
     assert gpu.main(["--quick", "--warm"], chosen=[slow, bad]) == 1
 
 
-def test_a_warm_up_draws_what_is_short_only(gpu):
+def test_a_warm_up_draws_what_is_short_only(tools):
     drawn = []
 
     def measure(prepares):
-        bench = gpu.Bench(torch.device("cpu"), 2, "fp32", quick=True, prepares=prepares)
-        gpu.calls(bench, lambda: drawn.append("short"), 2, 1.0, lambda: drawn.append("long"), 10.0)
+        bench = tools.Bench(torch.device("cpu"), 2, "fp32", quick=True, prepares=prepares)
+        tools.calls(bench, lambda: drawn.append("short"), 2, 1.0, lambda: drawn.append("long"), 10.0)
         return drawn.count("long")
 
     assert measure(prepares=True) == 0
@@ -256,11 +334,11 @@ def test_another_process_tells_its_last_line_or_why_not(tools, tmp_path, monkeyp
 
 
 def test_a_baseline_records_nothing(tools):
-    from namm.generative import compiled
+    from namm.generative import diffusion
     from namm.training import trainer
 
     before = trainer.can_record
     with tools.compiled_by_torch():
         assert not trainer.can_record(None, None)
-        assert not compiled.can_record(None, None)
-    assert trainer.can_record is compiled.can_record is before
+        assert not diffusion.can_record(None, None)
+    assert trainer.can_record is diffusion.can_record is before

@@ -9,8 +9,9 @@ import torch
 
 from namm.errors import ConstraintError, MemoryShortage, RunFolderError, UsageError
 from namm.experiments.data_settings import OwnData, OwnRule
-from namm.experiments.own import blamed_on, known_rule, load_rule, prepare
+from namm.experiments.own import _source_hash, blamed_on, known_rule, load_rule, prepare
 from namm.experiments.presets import OWN, preset
+from namm.experiments.rule_source import locate
 
 RULES = """
 import threading
@@ -165,10 +166,8 @@ def test_a_name_is_module_and_name(name):
 
 
 def test_a_rule_that_changed_is_refused_and_a_comment_is_no_change(tmp_path):
-    from namm.experiments.own import _source
-
     load_rule("bag_of_rules:plain")
-    rule = OwnRule("bag_of_rules:plain", str(tmp_path), _source("bag_of_rules:plain")[1])
+    rule = OwnRule("bag_of_rules:plain", str(tmp_path), _source_hash(locate("bag_of_rules:plain")))
     assert known_rule(rule)(X).item() == 4
     (tmp_path / "bag_of_rules.py").write_text("# said again\n" + RULES)
     assert known_rule(rule)(X).item() == 4

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from namm.generative.diffusion import Diffusion
-from namm.generative.vpsde import Epsilon, Velocity
+from namm.generative.schedules import Epsilon, Velocity
 
 
 def marginals(t: Tensor) -> tuple[Tensor, Tensor]:

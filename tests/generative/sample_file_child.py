@@ -17,7 +17,7 @@ from torch import nn
 from namm.constraints import TotalFlux
 from namm.datasets import partial
 from namm.generative import Diffusion, DPMSolver, Mirrored
-from namm.generative.noise import sample_in_batches
+from namm.generative.base import sample_in_batches
 from namm.generative.sample_file import write_samples
 from namm.maps import ICNN, IdentityMap, MirrorMap, ResNet
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from diffusers import UNet2DModel
@@ -19,12 +18,10 @@ from torch import nn
 from namm.errors import DataError, UsageError
 from namm.generative.base import DrawsNoise, GenerativeModel
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
-from namm.generative.dry import rehearse_sampling
 from namm.generative.mirrored import Mirrored
-from namm.generative.noise import Noise, as_seed
+from namm.generative.sample_file import rehearse_sampling
 from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC
-from namm.generative.standardised import channel_statistics
-from namm.generative.vpsde import Epsilon, Velocity
+from namm.generative.schedules import Epsilon, Velocity
 from namm.maps import IdentityMap
 
 SHAPE = (2, 6, 5)
@@ -150,14 +147,6 @@ def test_denoise_is_differentiable():
 # Standardisation
 
 
-def test_statistics_stream_over_pieces(monkeypatch):
-    monkeypatch.setattr("namm.generative.standardised.CHUNK", 7)
-    y = 1000 + images(40) * torch.tensor([1.0, 0.01]).reshape(2, 1, 1)
-    mean, deviation = channel_statistics(y.numpy(), SHAPE)
-    assert np.allclose(mean, y.double().numpy().mean((0, 2, 3)), rtol=1e-12)
-    assert np.allclose(deviation, y.double().numpy().std((0, 2, 3)), rtol=1e-9)
-
-
 def test_a_constant_channel_keeps_its_value():
     model, y = convolutional(), images(10)
     y[:, 1] = 3.0
@@ -256,28 +245,6 @@ def test_outside_of_sampling_the_network_is_the_plain_one(compiled):
         raise KeyboardInterrupt
     model.denoise(torch.zeros(3, *SHAPE), torch.full((3,), 0.5))
     assert compiled == [[]]
-
-
-@given(st.integers(0, 200), st.integers(1, 150), st.integers(0, 3))
-def test_noise_is_a_slice_of_an_endless_stream(start, n, step):
-    like = torch.zeros(1)
-    endless = Noise(1, 0, 400, (1, 2), like)(step)
-    part = Noise(1, start, start + n, (1, 2), like)(step)
-    assert torch.equal(part, endless[start : start + n])
-    assert not torch.equal(part, Noise(1, start, start + n, (1, 2), like)(step + 1))
-    assert torch.equal(Noise(1, start, start + n, (1, 2), like.double())(step), part.double())
-
-
-def test_generators_seeds_and_the_global_generator():
-    assert as_seed(7) == 7
-    a, b = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
-    assert as_seed(a) == as_seed(b)
-    assert as_seed(a) != as_seed(torch.Generator().manual_seed(1))  # a has moved on
-    torch.manual_seed(4)
-    first = as_seed(None)
-    torch.manual_seed(4)
-    assert as_seed(None) == first
-    assert as_seed(None) != first
 
 
 def test_two_processes_make_the_samples_of_one(tmp_path):

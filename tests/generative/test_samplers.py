@@ -4,10 +4,22 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from oracles import Gaussian, Mixture, exact_diffusion
 
 from namm.errors import UsageError
-from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC, even_in_noise, even_in_time
+from namm.generative.samplers import (
+    DDIM,
+    Ancestral,
+    DPMSolver,
+    EulerMaruyama,
+    OfficialSteps,
+    UniPC,
+    even_in_noise,
+    even_in_time,
+)
+from namm.generative.schedules import VPSDE
 
 MEAN = torch.tensor([0.5, -1.0])
 COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 0.5]])
@@ -41,8 +53,8 @@ class Impulses:
 
 
 @dataclass
-class Plain:
-    """Independent noise for n samples."""
+class IndependentNoise:
+    """Noise of n samples, a function of the step."""
 
     n: int
     pixels: int
@@ -102,11 +114,47 @@ def test_errors_fall_with_the_order_of_the_method(sampler, finer, order):
 def test_a_mixture_keeps_its_weights_and_widths(sampler):
     network = Mixture(torch.tensor([[-1.0, 0.5], [1.0, -0.5]]), torch.tensor([0.3, 0.7]), 0.01, velocity=True)
     n = 6000
-    y = sampler(exact_diffusion(network, 2), Plain(n, 2)).flatten(1)
+    y = sampler(exact_diffusion(network, 2), IndependentNoise(n, 2)).flatten(1)
     left = y[:, 0] < 0
     assert left.float().mean() == pytest.approx(0.3, abs=0.02)
     assert y[left].mean(0).tolist() == pytest.approx([-1.0, 0.5], abs=0.02)
     assert y[left].std(0).tolist() == pytest.approx([0.1, 0.1], rel=0.06)
+
+
+@dataclass
+class Schedule:
+    """A process without a network: enough for a table."""
+
+    sde: VPSDE
+    t_min: float = 1e-3
+
+
+@given(
+    st.builds(Ancestral, st.integers(2, 60)) | st.builds(DDIM, st.integers(2, 60), st.floats(0, 1)),
+    st.builds(VPSDE, st.floats(0.05, 1.0), st.floats(2.0, 30.0)),
+)
+def test_a_step_leads_from_one_marginal_to_the_next(sampler, sde):
+    """With y(t) = m(t) y(0) + s(t) ε and D = y(0): a + b m(t) = m(s) and b² s(t)² + c² = s(s)², down to s = 0."""
+    table = sampler.table(Schedule(sde))
+    assert len(table) == sampler.steps
+    assert [step.t for step in table] == sorted({step.t for step in table}, reverse=True)
+    for step, after in zip(table, [*table[1:], None], strict=True):
+        t = torch.tensor(step.t, dtype=torch.double)
+        assert (step.mean, step.std) == pytest.approx((float(sde.mean(t)), float(sde.std(t))), rel=1e-12)
+        mean, std = (1.0, 0.0) if after is None else (after.mean, after.std)
+        assert step.denoised + step.state * step.mean == pytest.approx(mean, rel=1e-9)
+        assert (step.state * step.std) ** 2 + step.noise**2 == pytest.approx(std**2, rel=1e-7, abs=1e-12)
+    assert table[-1].noise == 0
+
+
+def test_tables_that_make_no_sense_are_refused():
+    for eta in (-0.1, 1.5):
+        with pytest.raises(UsageError, match=r"DDIM: eta must lie between 0 and 1"):
+            DDIM(20, eta=eta)
+    with pytest.raises(UsageError, match="at least 2 steps"):
+        Ancestral(1).table(Schedule(VPSDE()))
+    with pytest.raises(UsageError, match="more than beta_max = 20 steps"):
+        OfficialSteps(20).table(Schedule(VPSDE()))
 
 
 def test_the_ancestral_step_is_ddim_with_all_its_noise(monkeypatch):
@@ -149,7 +197,7 @@ def test_every_step_is_one_evaluation_and_one_tick(sampler):
     network, evaluated, ticks = Gaussian(MEAN, COVARIANCE), [], []
     network.register_forward_hook(lambda *_: evaluated.append(1))
     few = type(sampler)(7)
-    y = few(exact_diffusion(network, 2), Plain(2, 2), lambda: ticks.append(1))
+    y = few(exact_diffusion(network, 2), IndependentNoise(2, 2), lambda: ticks.append(1))
     assert len(evaluated) == len(ticks) == 7
     assert y.dtype == torch.float32
 
@@ -157,14 +205,14 @@ def test_every_step_is_one_evaluation_and_one_tick(sampler):
 @pytest.mark.parametrize("sampler", [EulerMaruyama(1), UniPC(0)], ids=str)
 def test_too_few_steps(sampler):
     with pytest.raises(UsageError, match="at least 2 steps"):
-        sampler(exact_diffusion(Gaussian(MEAN, COVARIANCE), 2), Plain(2, 2))
+        sampler(exact_diffusion(Gaussian(MEAN, COVARIANCE), 2), IndependentNoise(2, 2))
 
 
 @pytest.mark.parametrize("sampler", [DPMSolver(8), UniPC(8), EulerMaruyama(8)], ids=str)
 def test_autocast_does_not_round_the_state(sampler):
     """The oracle computes in float64 whatever autocast says, so only the sampler could change."""
     model = exact_diffusion(Mixture(torch.tensor([[-1.0, 0.5], [1.0, -0.5]]), torch.tensor([0.3, 0.7]), 0.1), 2)
-    plain = sampler(model, Plain(64, 2))
+    expected = sampler(model, IndependentNoise(64, 2))
     with torch.autocast("cpu", torch.bfloat16):
-        cast = sampler(model, Plain(64, 2))
-    assert torch.equal(plain, cast)
+        found = sampler(model, IndependentNoise(64, 2))
+    assert torch.equal(found, expected)

@@ -14,7 +14,7 @@ from namm.errors import DataError, RunFolderError, UsageError
 from namm.generative.diffusion import Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.generative.samplers import UniPC
-from namm.generative.vpsde import Epsilon, Velocity
+from namm.generative.schedules import Epsilon, Velocity
 from namm.maps import IdentityMap, MirrorMap
 from namm.training import checkpoint
 from namm.training.models import ModelObjective, mirror_images, train_model

@@ -9,9 +9,8 @@ from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from namm.errors import DataError, RunFolderError, UsageError
-from namm.generative.base import DrawsNoise, GenerativeModel
+from namm.generative.base import DrawsNoise, GenerativeModel, Noise
 from namm.generative.mirrored import Mirrored
-from namm.generative.noise import Noise
 from namm.generative.vae import VAE, kl_to_standard_normal
 from namm.maps import IdentityMap, MirrorMap
 from namm.training import checkpoint

@@ -74,7 +74,7 @@ class ExactGuidance:
         precision = torch.tensor(np.linalg.inv(self.to_measurement @ left @ self.to_measurement.T + NOISE))
         residual = evidence.residual(guess.x)
         log_likelihood = -0.5 * ((residual @ precision) * residual).sum(1)
-        return guess.step.of_score * gradient(log_likelihood, guess.y_t)
+        return guess.step.score_factor * gradient(log_likelihood, guess.y_t)
 
     def smaller(self) -> "ExactGuidance":
         return self

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from namm.generative.vpsde import VPSDE
+from namm.generative.schedules import VPSDE
 from namm.inverse import Columns, DPSGuidance, Evidence, GaussianNoise, OfficialSteps, guided_step
 
 

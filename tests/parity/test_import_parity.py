@@ -12,7 +12,7 @@ import torch
 from namm import MirrorMap
 from namm.errors import CheckpointError, UsageError
 from namm.generative import NCSNpp
-from namm.generative.layers import SelfAttention
+from namm.generative.networks.ncsnpp.layers import SelfAttention
 from namm.import_flax import OfficialState, official_map, official_network, read_official
 
 MAP, MDM, OUTPUTS = "checkpoint_namm.msgpack", "checkpoint_mdm.msgpack", "checkpoint_outputs.npz"

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
 from torch import Tensor
 
-from namm.simulators.accretion import EDDIES, REACH, Flow, _Gas, eddies, frequency_ratio, images
+from namm.simulators.accretion import EDDIES, REACH, Flow, _Gas, frequency_ratio, images, stirred
 from namm.simulators.kerr import horizon, last_stable_orbit
+
+
+def eddies(n: int, *, generator: torch.Generator) -> Tensor:
+    return stirred(torch.randn(n, *EDDIES, generator=generator, dtype=torch.float64))
+
 
 SMOOTH = {
     "spin": 0.5,

@@ -11,12 +11,29 @@ from scipy.integrate import solve_ivp
 
 from namm.errors import UsageError
 from namm.simulators.accretion import STEPS, Flow, _near_the_ring
-from namm.simulators.kerr import Camera, captured, constants, horizon, last_stable_orbit, trace
+from namm.simulators.kerr import Camera, Ray, captured, horizon, last_stable_orbit, trace
 
 
 def camera(spin: float, degrees: float, alpha, beta) -> Camera:
     numbers = (spin, math.radians(degrees), alpha, beta)
     return Camera(*(torch.as_tensor(number, dtype=torch.float64) for number in numbers))
+
+
+def constants(spin: torch.Tensor, ray: Ray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Energy E, angular momentum L and Carter's Q of rays around a hole of `spin` (R,), from where they are and go.
+
+    L is −(n × ṅ)_z and Q = |ṅ|² − L² − a²n_z²; E then solves the null condition (a quadratic equation),
+    (E(r² + a²) − aL)² = ṙ² + Δ(Q + (L − aE)²), here divided by r⁴. A perfect integration keeps 1, ξ and η.
+    """
+    aw, w = spin * ray.w, ray.w
+    dw, dx, dy, dz = (part / ray.step for part in (ray.dw, ray.dx, ray.dy, ray.dz))
+    momentum = ray.y * dx - ray.x * dy
+    carter = dx**2 + dy**2 + dz**2 - momentum**2 - (spin * ray.z) ** 2
+    delta = 1 - 2 * w + aw**2
+    square = (1 + aw**2) ** 2 - delta * aw**2
+    middle = aw * w * momentum * (1 + aw**2 - delta)
+    rest = (aw * w * momentum) ** 2 - dw**2 - delta * w**2 * (carter + momentum**2)
+    return (middle + (middle**2 - square * rest).sqrt()) / square, momentum, carter
 
 
 def critical_curve(a: float, degrees: float) -> tuple[np.ndarray, np.ndarray]:

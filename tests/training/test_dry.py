@@ -9,9 +9,8 @@ from namm.constraints import constraint
 from namm.errors import MemoryShortage, UsageError, is_out_of_memory
 from namm.experiments import build
 from namm.generative import DPMSolver
-from namm.generative.dry import rehearse_sampling
 from namm.generative.mirrored import Mirrored
-from namm.generative.sample_file import write_samples
+from namm.generative.sample_file import rehearse_sampling, write_samples
 from namm.maps import IdentityMap
 from namm.numerics import autocast
 from namm.training import checkpoint, dry, models, trainer

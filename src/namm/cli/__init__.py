@@ -10,7 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -31,13 +31,16 @@ COMMANDS = {
     "export": "save a run's model and maps as a pipeline of diffusers",
     "list": "show the runs in a folder",
     "status": "show the stages of a run",
+    "trust": "show the Python code of a run's rule, and allow it",
     "report": "write what a run found as one HTML file",
     "data": "draw a dataset into an HDF5 file",
     "import": "turn a checkpoint of the official code into networks of ours",
     "check": "measure a rule on images and show the worst of them",
 }
 
-DEBUG = "--debug"
+DEBUG, TRUST = "--debug", "--trust"
+TRUSTING = ("run", "train", "sweep", "sample", "assimilate", "evaluate", "export", "report")
+"""Commands that may run the rule of a user's own that a run or a file of settings names."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,8 +73,11 @@ def spin_briefly() -> None:
 
 def _run(command: str, arguments: list[str], debug: bool) -> int:
     spin_briefly()
+    trust = command in TRUSTING and TRUST in arguments
+    if trust:
+        arguments = [argument for argument in arguments if argument != TRUST]
     try:
-        with one_voice(), sentences():
+        with one_voice(), sentences(), _accepting(trust):
             code: int = import_module(f"namm.cli.{command}").main(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the output went to a program that has seen enough
@@ -101,6 +107,14 @@ def sentences() -> Iterator[None]:
         warnings.formatwarning = full
 
 
+def _accepting(trust: bool) -> AbstractContextManager[None]:
+    if not trust:
+        return nullcontext()
+    from namm.experiments.trust import accepting
+
+    return accepting()
+
+
 def usage() -> str:
     """The help text of the command itself."""
     width = max(map(len, COMMANDS))
@@ -114,6 +128,8 @@ def usage() -> str:
             *lines,
             "",
             f"{DEBUG}, with any command, shows where an error came from.",
+            f"{TRUST}, with {', '.join(TRUSTING[:-1])} and {TRUSTING[-1]}, runs the Python code of a",
+            "rule that a run or a file of settings names and that you have not run before; look at it first.",
         ]
     )
 

@@ -27,6 +27,7 @@ class Assimilate:
 
     Writes an HDF5 file (samples, mean, spread, ℓ, χ², error, coverage of every truth), the table as JSON and a figure
     beside it. Interrupted, the same command goes on. A complete file is left alone, another is never overwritten.
+    With --trust, a rule of the run's that you have not run before is run: it is Python code.
     """
 
     run: Annotated[Positional[str], arg(metavar="RUN")]

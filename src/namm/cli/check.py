@@ -43,7 +43,7 @@ def usage() -> str:
             "gradient. The worst image is saved beside its residual.",
             "",
             f"  CONSTRAINT   {', '.join(RULES)}, or module:name of your own: a function (B, C, H, W) -> (B,) or",
-            "               a namm.Constraint, imported with the current folder on the path",
+            "               a namm.Constraint, found in the current folder, or installed",
             "  FILE         HDF5, NPY or NPZ file, or a folder of PNGs",
             "  --PARAMETER  the rule's numbers, as in `namm check flux FILE --total 120`; `namm check flux --help`.",
             "               A file that `namm data` wrote brings its own.",

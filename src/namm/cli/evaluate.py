@@ -67,11 +67,12 @@ def usage() -> str:
     """The help text that needs no rule."""
     return "\n".join(
         [
-            "usage: namm evaluate RUN [RUN ...]",
+            "usage: namm evaluate RUN [RUN ...] [--trust]",
             "       namm evaluate FILE --against FILE [--constraint CONSTRAINT] [-o metrics.json] [--PARAMETER VALUE]",
             "",
             "The first form runs the stage `evaluate` of a run (its folder, or its name in `runs`) with the run's own",
             "settings, unless it is done, and shows its rows; of several runs, mean ± standard deviation over them.",
+            "With --trust it runs a rule of the run's that you have not run before: it is Python code.",
             "",
             "The second compares any images with data:",
             "  FILE          samples of `namm sample`, HDF5, NPY or NPZ file, or a folder of PNGs",

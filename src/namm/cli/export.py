@@ -15,7 +15,10 @@ from namm.errors import RunFolderError
 
 @dataclass(frozen=True)
 class Export:
-    """Save a run's diffusion model, its maps and the rule as a pipeline, for NAMMPipeline.from_pretrained."""
+    """Save a run's diffusion model, its maps and the rule as a pipeline, for NAMMPipeline.from_pretrained.
+
+    With --trust, a rule of the run's that you have not run before is run: it is Python code.
+    """
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """Folder of the run, or its name in `runs`."""

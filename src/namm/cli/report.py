@@ -6,7 +6,7 @@ from namm.cli.options import HELP, refuse_more
 from namm.cli.status import find_run
 from namm.errors import UsageError
 
-USAGE = "namm report RUN [--open]"
+USAGE = "namm report RUN [--open] [--trust]"
 
 
 def main(arguments: list[str]) -> int:
@@ -15,7 +15,8 @@ def main(arguments: list[str]) -> int:
         print(
             f"usage: {USAGE}\n\nWrite what a run found (its folder, or its name in `runs`) as one HTML file that needs "
             "nothing else:\nRUN/report/report.html, or RUN/partial-report.html while stages are missing.\n\n"
-            "  --open  show it in the browser"
+            "  --open   show it in the browser\n"
+            "  --trust  run a rule of the run's that you have not run before, where its pictures are missing"
         )
         return 0 if arguments else 2
     rest = [argument for argument in arguments if argument != "--open"]

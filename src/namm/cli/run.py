@@ -38,8 +38,9 @@ def usage() -> str:
             "  --data FILE    your images: HDF5, NPY or NPZ file, or a folder of PNGs, with --data.key and",
             "                 --data.layout where it does not say; arrays train, val and test are taken as such,",
             "                 a single one is split at random",
-            "  --constraint   your rule, module:name: a function (B, C, H, W) -> (B,) or a namm.Constraint, imported",
-            "                 with the current folder on the path",
+            "  --constraint   your rule, module:name: a function (B, C, H, W) -> (B,) or a namm.Constraint, found",
+            "                 in the current folder, or installed",
+            "  --trust        run a rule that FILE names and that you have not run before: it is Python code",
             '  --SETTING      any setting, as in --map.train.budget "500 steps"; `namm run NAME --help` lists them',
         ]
     )
@@ -86,7 +87,11 @@ def choose(command: str, name: str | None, own: dict[str, str], arguments: list[
     if isinstance(settings.data, OwnData):
         from namm.experiments.own import prepare
 
-        settings = prepare(settings, _given(arguments, own.get("config")), tell)
+        options = _given(arguments, None)
+        named = "config" not in own or "data.constraint" in options
+        if named and "data.folder" not in options:  # a rule that the user names is not one of the file's folder
+            settings = replace(settings, data=replace(settings.data, folder=""))
+        settings = prepare(settings, _given(arguments, own.get("config")), tell, from_file=not named)
     return replace(base, settings=_placed(settings))
 
 

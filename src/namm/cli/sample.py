@@ -33,7 +33,7 @@ class Sample:
     """Draw samples from a run's model into an HDF5 file: images, mirror images and ℓ of each.
 
     Interrupted, the same command goes on. A complete file of the same samples is left alone, another is never
-    overwritten.
+    overwritten. With --trust, a rule of the run's that you have not run before is run: it is Python code.
     """
 
     run: Annotated[Positional[str], arg(metavar="RUN")]

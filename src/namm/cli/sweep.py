@@ -47,6 +47,7 @@ def usage() -> str:
             "  --retry        try cells again that failed before",
             "  --out DIR      folder of the cells, sweep.json and sweep.csv (default: sweeps/NAME)",
             f"  --until STAGE  the last stage of each cell: {', '.join(STAGES)} (default: {MAIN_LINE})",
+            "  --trust        run a rule that --config FILE names and that you have not run before: it is Python code",
             "",
             "All else is as for `namm run` (`namm run --help`) and the same for all cells.",
         ]

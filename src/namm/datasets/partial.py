@@ -9,7 +9,6 @@ All space is allocated when the file is begun. Writing a block then changes valu
 HDF5's own index, so a kill leaves nothing in it half done.
 """
 
-import fcntl
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from namm.datasets.base import BLOCK
 from namm.errors import RunFolderError
-from namm.files import differences, rename_durably
+from namm.files import differences, refuse_link, rename_durably, take_lock
 
 CHUNK_BYTES = 128 * 1024
 """Rows are chunked on disk in pieces of about this size: small enough to read shuffled batches."""
@@ -59,6 +58,7 @@ def grow(
             _require_same(path, read_header(path), header)
             return
         growing = beside(path, ".partial")
+        refuse_link(growing)
         blocks = _left_over(growing, header)
         if blocks is None:
             begin(growing, arrays, header)
@@ -106,6 +106,7 @@ def _left_over(growing: Path, header: Header) -> list[Block] | None:
 def begin(partial: Path, arrays: Mapping[str, tuple[int, ...]], header: Header) -> None:
     """Lay out float32 arrays without values, under a draft name until all are: no kill leaves half a layout."""
     draft = beside(partial, ".draft")
+    draft.unlink(missing_ok=True)  # a link, too, which h5py would write through
     with h5py.File(draft, "w", track_order=True) as file:
         for name, (n, *shape) in arrays.items():
             per_chunk = max(1, min(n, CHUNK_BYTES // (4 * int(np.prod(shape)))))
@@ -170,8 +171,7 @@ def only_writer(path: Path) -> Iterator[None]:
 @contextmanager
 def _locked(lock: Path) -> Iterator[None]:
     """Hold a lock file, which the system lets go of if the process dies, and remove it after."""
-    with lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with take_lock(lock) as handle:
         # A writer that ended just now may have removed the file that was opened here: that lock binds nobody.
         if not (lock.exists() and os.path.samestat(os.fstat(handle.fileno()), lock.stat())):
             raise BlockingIOError

@@ -5,7 +5,7 @@
     mirror-dps    the model of mirror images, seen through the finetuned f
 
 ζ is the paper's: in the units of the data, and for a thousand steps. With fewer steps each is longer in proportion.
-With guidance by the likelihood (`namm.inverse.likelihood`) it is the factor of the log-likelihood, and 1 the likelihood
+With guidance by the likelihood (`namm.inverse.guidance`) it is the factor of the log-likelihood, and 1 the likelihood
 itself.
 
 Of posterior samples x̂ of a truth x, measured with noise of which Γ is the covariance:

@@ -182,6 +182,7 @@ def _packed(outcome: Outcome, k: int) -> bytes:
 def _assemble(path: Path, task: Task, settings: Sequence[Setting], parts: Path, header: Mapping[str, Any]) -> None:
     """Copy the parts, one at a time in memory."""
     draft = beside(path, ".partial")
+    draft.unlink(missing_ok=True)  # a link, too, which h5py would write through
     with h5py.File(draft, "w", track_order=True) as file:
         file.attrs.update(
             {

@@ -52,7 +52,7 @@ from namm.generative import (
     Velocity,
 )
 from namm.generative.samplers import Sampler
-from namm.generative.vpsde import Prediction
+from namm.generative.schedules import Prediction
 from namm.maps import ICNN, MirrorMap, ResNet
 from namm.numerics import fold
 from namm.simulators.burgers import Step, crank_nicolson, euler

@@ -33,6 +33,7 @@ from namm.experiments.judgement import METRICS, judge_rows
 from namm.experiments.milestones import milestones
 from namm.experiments.model_stage import EQUAL_COMPUTE
 from namm.experiments.processes import alone, is_main
+from namm.experiments.rule_facts import write_facts
 from namm.experiments.settings import EvaluateSettings
 from namm.experiments.stages import Outcome, Work
 from namm.experiments.trained import Trained, describe_samples, device
@@ -65,6 +66,8 @@ def make_evaluation(work: Work) -> Outcome:
 
         rows = alone(measured)
         found = milestones(work, trained, rule, ours, baseline)
+        if is_main():
+            write_facts(work.folder, rule, {"ours": ours, "baseline": baseline}, device())
     costs, along = _costs(work), {name: [asdict(each) for each in them] for name, them in found.items()}
     verdicts = judge_rows(rows, read_record(work.needs["map"]).results)
     verdict = verdicts["finetuned"]

@@ -273,6 +273,7 @@ def _recorded(out: Path, cell: Cell) -> Any:
 
 
 def _submitit() -> Any:
+    os.environ["PYTHONSAFEPATH"] = "1"  # a job's `python -m` would import what lies in the current folder
     try:
         import submitit
     except ImportError as error:

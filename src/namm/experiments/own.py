@@ -9,18 +9,14 @@ In the demos of the five σ_max is 0.2 to 0.7 standard deviations and λ ℓ(x +
 about their geometric means, and other units of x or of ℓ lead to the same map.
 """
 
-import ast
 import hashlib
-import importlib
 import inspect
 import os
-import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -35,7 +31,9 @@ from namm.datasets.own import HASH, OwnFile, OwnImages, content_hash, look
 from namm.errors import ConstraintError, NammError, RunFolderError, UsageError, is_out_of_memory
 from namm.experiments.data_settings import OwnData, OwnRule
 from namm.experiments.presets import require_name
+from namm.experiments.rule_source import Source, import_source, locate
 from namm.experiments.settings import Settings
+from namm.experiments.trust import allow, require_trusted
 
 MEASURED = 256
 """Images on which a rule is tried before anything else is done."""
@@ -51,17 +49,41 @@ Tell = Callable[[str], None]
 # The rule
 
 
-def load_rule(name: str, folder: str = "") -> Constraint:
-    """The rule that `module:name` names, with `folder` and the current one first on the path.
+_files: dict[str, Path | None] = {}
+"""Of the modules that rules were loaded from, by name."""
 
-    It is a `Constraint`, a class of them or a function that makes one without arguments, or a function x -> ℓ.
+
+def load_rule(name: str, folder: str = "") -> Constraint:
+    """The rule that `module:name` names, looked for in `folder`, in the current one and among what is installed.
+
+    It is a `Constraint`, a class of them or a function that makes one without arguments, or a function x -> ℓ. Whoever
+    calls this has chosen the rule: its source is recorded as trusted. One that a file names is for `known_rule`.
     """
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise UsageError(f"a rule of your own is named as module:name, not {name!r}.")
-    imported = _import(module, folder)
-    names = [each for each in vars(imported) if not each.startswith("_")]
-    found = getattr(imported, require_name(attribute, names, f"name in {module} called"))
+    source = locate(name, folder)
+    allow(source, name)
+    return _loaded(name, source)
+
+
+def known_rule(rule: OwnRule) -> Constraint:
+    """The rule of a run; refused, before anything of it is run, where it is not trusted or not what it was."""
+    source = locate(rule.constraint, rule.folder)
+    if rule.source and _source_hash(source) != rule.source:
+        raise RunFolderError(
+            f"the module of the rule {rule.constraint} has changed since this run was made with it: put the old one "
+            "back, or call `namm run` again, which redoes what depends on it."
+        )
+    require_trusted(source, rule.constraint)
+    return _loaded(rule.constraint, source)
+
+
+def _loaded(name: str, source: Source) -> Constraint:
+    """The rule, its module imported."""
+    attribute = name.partition(":")[2]
+    imported = _import(source)
+    _files[source.module] = source.file
+    if not hasattr(imported, attribute):
+        require_name(attribute, [each for each in dir(imported) if not each.startswith("_")], _called(source))
+    found = getattr(imported, attribute)
     if _is_factory(found):
         found = _made(name, found)
     if not callable(found):
@@ -72,15 +94,8 @@ def load_rule(name: str, folder: str = "") -> Constraint:
     return rule
 
 
-def known_rule(rule: OwnRule) -> Constraint:
-    """The rule of a run; refused where its module is not what it was."""
-    loaded = load_rule(rule.constraint, rule.folder)
-    if rule.source and _source(rule.constraint)[1] != rule.source:
-        raise RunFolderError(
-            f"the module of the rule {rule.constraint} has changed since this run was made with it: put the old one "
-            "back, or call `namm run` again, which redoes what depends on it."
-        )
-    return loaded
+def _called(source: Source) -> str:
+    return f"name in {source.module} called"
 
 
 @contextmanager
@@ -94,38 +109,22 @@ def blamed_on(name: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         last = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in last if frame.filename == str(_source(name)[0])] if ":" in name else []
+        file = str(_files.get(name.partition(":")[0]))
+        own = [frame for frame in last if frame.filename == file]
         place = (own or last)[-1]
         line = f"{Path(place.filename).name}, line {place.lineno}"
         said = " ".join(str(error).split())
         raise ConstraintError(f"the rule {name} raised {type(error).__name__}: {said} ({line}).") from error
 
 
-def _import(module: str, folder: str) -> ModuleType:
-    here = os.getcwd()
-    places = [folder, here] if folder and folder != here else [here]
-    sys.path[:] = [*places, *(entry for entry in sys.path if entry not in places)]
-    _forget_namesake(module, places)
+def _import(source: Source) -> ModuleType:
     try:
-        return importlib.import_module(module)
+        return import_source(source)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0] and error.name != module:
-            raise ConstraintError(f"importing {module} failed: {error}.") from error
-        raise UsageError(
-            f"there is no module {module!r}, neither here ({here}) nor installed: a rule is module:name, without .py."
-        ) from error
+        beside = f": what lies beside {source.module} is found where an import statement names it"
+        raise ConstraintError(f"importing {source.module} failed: {error}{beside if source.root else ''}.") from error
     except (Exception, SystemExit) as error:
-        raise ConstraintError(f"importing {module} failed: {type(error).__name__}: {error}.") from error
-
-
-def _forget_namesake(module: str, places: list[str]) -> None:
-    """Drop a module of that name that was imported from another folder."""
-    importlib.invalidate_caches()
-    top = module.partition(".")[0]
-    known, spec = sys.modules.get(top), PathFinder.find_spec(top, places)
-    if known is not None and spec is not None and getattr(known, "__file__", None) != spec.origin:
-        for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
-            del sys.modules[name]
+        raise ConstraintError(f"importing {source.module} failed: {type(error).__name__}: {error}.") from error
 
 
 def _is_factory(found: Any) -> bool:
@@ -159,15 +158,9 @@ def _made(name: str, factory: Callable[[], Any]) -> Any:
         return factory()
 
 
-def _source(name: str) -> tuple[Path | None, str]:
-    """The file of an imported rule's module, and a hash of its code, comments aside; neither for one without."""
-    file = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
-    if file is None:
-        return None, ""
-    content = Path(file).read_bytes()
-    with suppress(SyntaxError, ValueError):  # what is not Python is compared byte by byte
-        content = ast.unparse(ast.parse(content)).encode()
-    return Path(file), hashlib.sha256(content).hexdigest()[:HASH]
+def _source_hash(source: Source) -> str:
+    """A hash of the code of a rule's module, comments aside; empty for one without a file."""
+    return "" if source.code is None else hashlib.sha256(source.code).hexdigest()[:HASH]
 
 
 # The experiment
@@ -179,20 +172,21 @@ def images(data: OwnData) -> OwnImages:
     return OwnImages(Path(data.file), data.key, data.layout, data.content, (channels, height, width), data.sizes)
 
 
-def prepare(asked: Settings, given: Collection[str], tell: Tell) -> Settings:
+def prepare(asked: Settings, given: Collection[str], tell: Tell, *, from_file: bool = False) -> Settings:
     """`asked` with what its file and rule tell, and, where its file is looked at first, with numbers that suit them.
 
     Args:
         asked: What the user asks for.
         given: Names of the settings that the user gave: these stay, whatever is measured.
         tell: Called with what was found and chosen.
+        from_file: Whether a file names the rule, and not the user: it is then refused unless it is trusted.
 
     Everything that can be wrong with file and rule is refused here, before anything is computed.
     """
     from namm.evaluation import picture_for
     from namm.experiments.trained import device  # which imports this module
 
-    data, rule = _checked(asked.data)
+    data, rule = _checked(asked.data, from_file)
     if not Path(data.file).exists() and data.content:  # a run has its own copy, and goes on without the file
         return replace(asked, data=data)
     found = look(Path(data.file), data.key, data.layout)
@@ -235,7 +229,7 @@ def _tried(rule: Constraint, some: Tensor, noise: float) -> ConstraintReport:
     return rule.check(some, noise=noise)
 
 
-def _checked(data: Any) -> tuple[OwnData, Constraint]:
+def _checked(data: Any, from_file: bool) -> tuple[OwnData, Constraint]:
     """The data with absolute paths and the rule's hash, and the rule."""
     if not isinstance(data, OwnData) or not data.file or not data.constraint:
         raise UsageError("an experiment of your own needs images and a rule: --data FILE --constraint module:name.")
@@ -244,11 +238,15 @@ def _checked(data: Any) -> tuple[OwnData, Constraint]:
             f"--constraint takes module:name, not {data.constraint!r}; for a rule of ours write a module of two lines: "
             "from namm import TotalFlux; rule = TotalFlux(120.0)."
         )
-    rule = load_rule(data.constraint, data.folder)
-    file, source = _source(data.constraint)
-    inside = file is not None and file.is_relative_to(os.getcwd())
-    folder = os.getcwd() if inside else data.folder
-    return replace(data, file=str(Path(data.file).resolve()), folder=folder, source=source), rule
+    source = locate(data.constraint, data.folder)
+    if from_file:
+        require_trusted(source, data.constraint)
+    else:
+        allow(source, data.constraint)
+    rule = _loaded(data.constraint, source)
+    inside = source.file is not None and source.file.is_relative_to(os.getcwd())
+    folder, code = os.getcwd() if inside else data.folder, _source_hash(source)
+    return replace(data, file=str(Path(data.file).resolve()), folder=folder, source=code), rule
 
 
 def _filled(data: OwnData, found: OwnFile) -> OwnData:

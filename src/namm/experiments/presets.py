@@ -223,7 +223,7 @@ def _gpu_burgers(s: Settings) -> Settings:
     Half the filters of f learn as much in the same time, and bear a larger rate. Space is periodic, time is not: an f
     that wraps both is wrong in the first and last columns. Samples this good need little mending, so there is little
     noise, a small g does, and f is finetuned long and near them, with more weight on the rule. Budgets are steps, so
-    that a busy machine, or another, learns as much. What each choice was compared with: docs/full_size.md.
+    that a busy machine, or another, learns as much. Why each is so: docs/choices.md.
     """
     f = replace(s.map.f, filters=32, boundary="cylinder")
     maps = replace(s.map.train, budget="6000 steps", batch_size=32, learning_rate=3e-4)

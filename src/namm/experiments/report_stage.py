@@ -12,17 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from namm._version import __version__
-from namm.constraints import Constraint, DivergenceFree
-from namm.constraints.burgers import Burgers
+from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.errors import NammError, RunFolderError
 from namm.evaluation.milestone import Milestone
-from namm.experiments import build
+from namm.experiments.data_settings import OwnRule
 from namm.experiments.data_stage import images_file
 from namm.experiments.evaluate_stage import BASELINE, OURS
 from namm.experiments.folder import SETTINGS, is_done, now, read_record
@@ -32,6 +30,7 @@ from namm.experiments.model_stage import EQUAL_COMPUTE
 from namm.experiments.plain import plain, read_yaml
 from namm.experiments.presets import Preset, Reported, Scores, preset
 from namm.experiments.reported import UNREPORTED
+from namm.experiments.rule_facts import FIRST, WORST, Facts, facts_of, report_rule, residual_pictures, samples_shown
 from namm.experiments.run import run as run_stages
 from namm.experiments.samples_stage import TRAIN
 from namm.experiments.stages import MAIN_LINE, Outcome, Work, stage_keys, stages_until
@@ -42,7 +41,6 @@ from namm.report.contents import Contents, Cost, Paper, Row, StageLine
 from namm.report.figures import Array, View
 from namm.report.figures.samples import Method
 from namm.report.page import render_page
-from namm.simulators.fluid import cut, lay_out, vorticity
 from namm.training.log import read_metrics
 
 FILE = "report.html"
@@ -100,13 +98,18 @@ def collect(run: Path) -> Contents:
                 problems.append(said)
             return otherwise
 
-    def residual(images: Tensor) -> Array | None:
-        return attempt(RESIDUAL, lambda: _residual(images, rule), None)
+    def residual(name: str, images: Tensor) -> Array | None:
+        return attempt(RESIDUAL, lambda: _residual(name, images, rule), None)
 
     stages = _stages(run, chosen)
     done = {stage.name: run / stage.name for stage in stages if stage.state == "complete"}
-    rule = attempt("the rule", lambda: build.constraint(chosen.settings.data.rule), None)
-    view = View() if rule is None else view_of(rule)
+    about = chosen.settings.data.rule
+    place = RESIDUAL if isinstance(about, OwnRule) else "the rule"
+    rule = attempt(place, lambda: report_rule(about, done.get("evaluate")), None)
+    facts = facts_of(rule) if isinstance(rule, Constraint) else rule
+    view = View() if facts is None else facts.view
+    if facts is not None and facts.problem:
+        problems.append(f"{RESIDUAL}: {facts.problem}")
     metrics: dict[str, Any] = attempt("evaluate", lambda: _metrics(done), {})
     none: Methods = ((), ())
     first, worst = attempt("samples", lambda: _methods(done, residual), none)
@@ -136,16 +139,7 @@ def collect(run: Path) -> Contents:
 
 def view_of(rule: Constraint) -> View:
     """What people look at under this rule: the vorticity of a flow, else the image."""
-    if isinstance(rule, Burgers):
-        return View(label="velocity u")
-    if not isinstance(rule, DivergenceFree):
-        return View()
-
-    def rotation(images: Array) -> Array:
-        states = cut(torch.from_numpy(images), rule.size)
-        return lay_out(vorticity(states, rule.extent / rule.size).unsqueeze(-3))[:, 0].numpy()
-
-    return View(rotation, "vorticity ∂v/∂x − ∂u/∂y", signed=True)
+    return facts_of(rule).view
 
 
 # From the folder
@@ -206,29 +200,27 @@ def _row(name: str, values: Mapping[str, Any], reported: Reported, paper: Scores
     )
 
 
-def _methods(done: Mapping[str, Path], residual: Callable[[Tensor], Array | None]) -> Methods:
+def _methods(done: Mapping[str, Path], residual: Callable[[str, Tensor], Array | None]) -> Methods:
     """Of either method the first samples, and the worst ones."""
     if "evaluate" not in done:
         return (), ()
-    first: list[Method] = []
-    worst: list[Method] = []
+    methods: dict[str, list[Method]] = {FIRST: [], WORST: []}
     for name, file in (("ours", OURS), ("baseline", BASELINE)):
         with SampleFile(done["evaluate"] / file) as samples:
             distances = samples.distances
-            _, _, height, width = samples.images.shape
-            count = 4 if width <= height else 2
-            ranked = np.argsort(distances)[::-1][:count]
-            for which, methods in ((np.arange(min(count, len(distances))), first), (ranked, worst)):
-                images = samples.images[which]
-                methods.append(Method(name, images.numpy(), distances[which], distances, residual(images)))
-    return tuple(first), tuple(worst)
+            for which, rows in samples_shown(samples):
+                images = samples.images[rows]
+                pictures = residual(f"{name}_{which}", images)
+                methods[which].append(Method(name, images.numpy(), distances[rows], distances, pictures))
+    return tuple(methods[FIRST]), tuple(methods[WORST])
 
 
-@torch.no_grad()
-def _residual(images: Tensor, rule: Constraint | None) -> Array | None:
-    """Where the images break the rule, for a rule that tells it as pictures."""
-    residuals = rule.residual(images).numpy() if rule is not None and rule.has_residual else None
-    return residuals if residuals is not None and residuals.ndim == 4 else None
+def _residual(name: str, images: Tensor, rule: Facts | Constraint | None) -> Array | None:
+    """Where the images break the rule, for a rule that tells it as pictures: computed, or as it was kept."""
+    if isinstance(rule, Constraint):
+        return residual_pictures(rule, images)
+    kept = None if rule is None else rule.residuals.get(name)
+    return kept if kept is not None and kept.ndim == 4 and len(kept) == len(images) else None
 
 
 def _grids(done: Mapping[str, Path]) -> dict[str, Array]:

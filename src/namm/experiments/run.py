@@ -37,7 +37,9 @@ from namm.files import owned
 
 Tell = Callable[[str], None]
 
-ALONE = ("data", "report")
+REPORT = "report"
+"""The stage that builds nothing from the settings, so that it needs no rule and no images."""
+ALONE = ("data", REPORT)
 """Stages that neither train nor sample: the main process does them while the others wait."""
 
 
@@ -89,7 +91,7 @@ def _begin(
 ) -> None:
     """Refuse what can be refused now; then the folder is ours until `held` is closed."""
     require_run(folder, chosen.experiment)
-    if not all(is_done(folder / stage.name, keys[stage.name]) for stage in stages):
+    if any(stage.name != REPORT and not is_done(folder / stage.name, keys[stage.name]) for stage in stages):
         _check_settings(chosen)
         _check_sharing(chosen.settings, stages)
         if any(stage.name == "evaluate" for stage in stages):

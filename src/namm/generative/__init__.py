@@ -3,10 +3,10 @@
 from namm.generative.base import GenerativeModel
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
-from namm.generative.ncsnpp import NCSNpp
+from namm.generative.networks.ncsnpp.network import NCSNpp
 from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC
+from namm.generative.schedules import VPSDE, Epsilon, Velocity
 from namm.generative.vae import VAE
-from namm.generative.vpsde import VPSDE, Epsilon, Velocity
 
 __all__ = [
     "DDIM",

@@ -1,17 +1,33 @@
-"""What a generative model is to the rest of the package.
+"""What generative models have in common: a protocol, standardised images, and noise that belongs to a sample.
+
+    u = (y − mean) / scale                per channel: what a network sees, whatever the scale of mirror space
+    z(i, k) = row i mod 64 of a block     that depends on (seed, ⌊i/64⌋, k) only: the noise of sample i at step k
 
 A model learns a distribution over images y of mirror space and draws from it. It knows the shape of its samples and
-keeps its own standardisation, so that whoever trains or samples it never has to.
+keeps its standardisation, so that whoever trains or samples it never has to. Which samples are made together, and
+by which process, changes nothing: neither the batch size nor the number of processes.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather
 from torch import Tensor, nn
 
-from namm.datasets.batches import Images
+from namm.datasets.batches import Images, in_chunks
+from namm.errors import DataError, UsageError
+from namm.numerics import at_least_float32
+from namm.numerics import generator as seeded
+from namm.progress import ProgressBar
+
+CHUNK = 256  # images per piece of the statistics
+
+BLOCK = 64
+"""Samples per block of noise. Part of what a seed means, so not a setting."""
 
 
 @runtime_checkable
@@ -23,7 +39,7 @@ class GenerativeModel(Protocol):
         """(C, H, W)."""
 
     def fit_statistics(self, y: Images) -> None:
-        """Take in the mean and scale of y (N, C, H, W), once, before training."""
+        """Set the mean and scale of y (N, C, H, W), once, before training."""
 
     def loss(self, y: Tensor, *draws: Tensor) -> Tensor:
         """What to minimise on a batch (B, C, H, W): a scalar. `draws` come from `draw`, where the model has it."""
@@ -46,7 +62,7 @@ class DrawsNoise(Protocol):
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """`module` in evaluation mode inside this context, and in its own mode again after it."""
+    """`module` in evaluation mode inside this context, and in its previous mode after it."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -54,3 +70,150 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+# Standardisation
+
+
+class Standardised:
+    """Mixed into a module that has a `sample_shape` (C, H, W); the statistics are buffers, saved with the weights."""
+
+    mean: Tensor
+    scale: Tensor
+    sample_shape: tuple[int, int, int]
+
+    def register_statistics(self, module: nn.Module) -> None:
+        """Add the buffers `mean` and `scale`, (C, 1, 1), to `module`, which is this object."""
+        channels = self.sample_shape[0]
+        module.register_buffer("mean", torch.zeros(channels, 1, 1))
+        module.register_buffer("scale", torch.ones(channels, 1, 1))
+
+    @torch.no_grad()
+    def fit_statistics(self, y: Images) -> None:
+        """Set mean and scale to the mean and standard deviation of each channel of y (N, C, H, W), read in pieces.
+
+        A channel that never varies keeps the scale 1.
+        """
+        mean, deviation = channel_statistics(y, self.sample_shape)
+        self.mean.copy_(mean.reshape(-1, 1, 1))
+        self.scale.copy_(torch.where(deviation > 0, deviation, 1.0).reshape(-1, 1, 1))
+
+    def standardise(self, y: Tensor) -> Tensor:
+        """(y − mean) / scale, in float32 or better."""
+        mean, scale = at_least_float32(self.mean), at_least_float32(self.scale)
+        return (y.to(mean.dtype) - mean) / scale
+
+    def unstandardise(self, u: Tensor) -> Tensor:
+        """The inverse of `standardise`: scale u + mean."""
+        return at_least_float32(self.scale) * u + at_least_float32(self.mean)
+
+
+def channel_statistics(images: Images, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel, (C,) in float64, in one pass over pieces of the images."""
+    count, mean, squares = 0, torch.zeros(shape[0], dtype=torch.double), torch.zeros(shape[0], dtype=torch.double)
+    for chunk in in_chunks(images, CHUNK):
+        check_shape(chunk, shape)
+        pixels = chunk.double().transpose(0, 1).flatten(1).cpu()
+        size, centre = pixels.shape[1], pixels.mean(1)
+        shift = centre - mean
+        squares += (pixels - centre[:, None]).square().sum(1) + shift.square() * count * size / (count + size)
+        count += size
+        mean += shift * size / count
+    if count == 0 or not torch.isfinite(squares).all():
+        raise DataError("the mean and scale of the images are not finite: there are no images, or NaN or Inf in them.")
+    return mean, (squares / count).sqrt()
+
+
+def check_shape(y: Tensor, shape: tuple[int, int, int]) -> None:
+    """Refuse what is not a batch of images (B, C, H, W) of that shape."""
+    if y.ndim != 4 or tuple(y.shape[1:]) != shape:
+        raise DataError(
+            f"images of shape {tuple(y.shape)} do not fit a model of sample_shape {shape}: (N, C, H, W) is needed."
+        )
+
+
+# Noise, and samples made in batches by any number of processes
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of samples `start` to `stop`, each of shape `shape`, where `like` lives and in its precision."""
+
+    seed: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    like: Tensor
+
+    def __call__(self, step: int) -> Tensor:
+        """z ~ N(0, I) for step `step`, 0 being the state from which sampling starts: (stop − start, *shape)."""
+        first, last = self.start // BLOCK, (self.stop - 1) // BLOCK
+        blocks = torch.cat([self._block(k, step) for k in range(first, last + 1)])
+        return blocks[self.start - first * BLOCK : self.stop - first * BLOCK].to(self.like.dtype)
+
+    def _block(self, k: int, step: int) -> Tensor:
+        rng = seeded(self.seed, "sample", k, step, device=self.like.device)
+        return torch.randn(BLOCK, *self.shape, generator=rng, device=self.like.device)
+
+
+def as_seed(generator: torch.Generator | int | None) -> int:
+    """The seed itself, or one drawn from the generator (torch's global one for None)."""
+    if isinstance(generator, int):
+        return generator
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**62, (1,), generator=generator, device=device))
+
+
+def sample_in_batches(
+    make: Callable[[Noise], Tensor],
+    n: int,
+    shape: tuple[int, ...],
+    *,
+    like: Tensor,
+    batch_size: int,
+    generator: torch.Generator | int | None,
+    first: int = 0,
+) -> Tensor:
+    """Samples `first` to `first` + `n`, `make` turning the noise of a batch into its samples: (n, *shape).
+
+    Under torchrun every process must call this: each makes its share, all get all samples, and the seed is that of the
+    first process.
+    """
+    if n < 1 or batch_size < 1 or first < 0:
+        raise UsageError(
+            f"n and batch_size must be at least 1 and first at least 0, not {n}, {batch_size} and {first}."
+        )
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    seed = as_seed(generator)
+    if processes.num_processes > 1:
+        (seed,) = broadcast_object_list([seed])
+    starts = batch_starts(n, batch_size, processes.process_index, processes.num_processes)
+    end = min(n, (processes.process_index + 1) * share(n, processes.num_processes))
+    parts = [make(Noise(seed, first + k, first + min(k + batch_size, end), shape, like)) for k in starts]
+    mine = torch.cat([like.new_empty(0, *shape), *parts])
+    return mine if processes.num_processes == 1 else _gather(mine, n, processes)
+
+
+def share(n: int, processes: int) -> int:
+    """Samples per process; the last ones may have fewer."""
+    return -(-n // processes)
+
+
+def batch_starts(n: int, batch_size: int, rank: int = 0, world: int = 1) -> range:
+    """First samples of the batches of one process."""
+    each = share(n, world)
+    return range(min(n, rank * each), min(n, (rank + 1) * each), batch_size)
+
+
+def sampling_bar(n: int, batch_size: int, steps: int, visible: bool) -> ProgressBar:
+    """The bar of `n` samples of so many `steps` each, shown by the main process for its own batches."""
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    batches = len(batch_starts(n, max(1, batch_size), 0, processes.num_processes))
+    return ProgressBar(f"sampling {n}", steps * batches, visible=visible and processes.is_main_process)
+
+
+def _gather(mine: Tensor, n: int, processes: PartialState) -> Tensor:
+    padded = mine.new_zeros(share(n, processes.num_processes), *mine.shape[1:])
+    padded[: len(mine)] = mine
+    everything: Tensor = gather(padded.to(processes.device))
+    return everything[:n].to(mine.device)

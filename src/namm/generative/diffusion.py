@@ -9,20 +9,18 @@ whatever has none, that is `loss(y)`, `fit_statistics(y)` and `sample`, is in mi
 `unstandardise` lead from one to the other.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from namm.errors import UsageError
-from namm.generative.base import evaluating
-from namm.generative.compiled import FixedBatch
-from namm.generative.noise import sample_in_batches, sampling_bar
+from namm.generative.base import Standardised, check_shape, evaluating, sample_in_batches, sampling_bar
 from namm.generative.samplers import EulerMaruyama, Sampler
-from namm.generative.standardised import Standardised, check_shape
-from namm.generative.vpsde import VPSDE, Epsilon, Prediction, score_from_epsilon
-from namm.gpu import lay_out
+from namm.generative.schedules import VPSDE, Epsilon, Prediction, score_from_epsilon
+from namm.gpu import Recorded, can_record, compile_options, lay_out
 from namm.numerics import at_least_float32
 
 EPSILON, PAPER_SDE, PAPER_SAMPLER = Epsilon(), VPSDE(), EulerMaruyama(1000)
@@ -33,7 +31,7 @@ class Diffusion(Standardised, nn.Module):
 
     Args:
         network: `network(y_t, t)` with y_t (B, C, H, W) and t (B,) in (0, 1] returns a tensor of y_t's shape: `NCSNpp`,
-            any module of your own, or a model of diffusers in a `DiffusersNetwork`.
+            any module with these arguments, or a model of diffusers in a `DiffusersNetwork`.
         sample_shape: (C, H, W).
         prediction: What the network's output means: `Epsilon()` (the paper) or `Velocity()`, which learns faster and
             whose samples stay finite after a short training.
@@ -59,12 +57,12 @@ class Diffusion(Standardised, nn.Module):
         channels, height, width = sample_shape
         self.sample_shape = (int(channels), int(height), int(width))
         self.register_statistics(self)
-        self._compiled: FixedBatch | None = None  # for sampling
-        self._quick: FixedBatch | None = None  # the same while it is in use
+        self._compiled: FixedBatch | None = None  # kept for the next call
+        self._in_use: FixedBatch | None = None  # `_compiled` while samples are made
 
     @property
     def has_kernels(self) -> bool:
-        """As its network says: the loss adds nothing that could not be recorded."""
+        """Whether the network has kernels for a recording; the loss adds nothing that could not be recorded."""
         return bool(getattr(self.network, "has_kernels", False))
 
     def extra_repr(self) -> str:
@@ -103,7 +101,7 @@ class Diffusion(Standardised, nn.Module):
         return score_from_epsilon(self.epsilon(y_t, t), self.sde.marginal(t))
 
     def _output(self, y_t: Tensor, t: Tensor) -> Tensor:
-        network = self.network if self._quick is None else self._quick
+        network = self.network if self._in_use is None else self._in_use
         return at_least_float32(network(y_t, t))
 
     @contextmanager
@@ -113,11 +111,11 @@ class Diffusion(Standardised, nn.Module):
             device = self.mean.device
             lay_out(self.network, device)
             self._compiled = FixedBatch(self.network, batch_size, self.sample_shape, device)
-        self._quick = self._compiled
+        self._in_use = self._compiled
         try:
             yield
         finally:
-            self._quick = None
+            self._in_use = None
 
     @torch.no_grad()
     def sample(
@@ -140,7 +138,7 @@ class Diffusion(Standardised, nn.Module):
             n: How many.
             sampler: `EulerMaruyama(1000)` (the paper), `Ancestral`, `DDIM`, `DPMSolver(25)` or `UniPC(25)`.
             batch_size: Samples made together.
-            generator: A seed, or a generator to draw it from; None draws it from torch's own.
+            generator: A seed, or a generator to draw it from; None draws it from torch's global one.
             first: Number of the first sample: `sample(64, first=128)` makes samples 128 to 191 of the same seed.
             compile: Compile the network first, for this batch size, or record it if it is `NCSNpp` on a GPU: up to a
                 minute, which thousands of samples repay.
@@ -148,8 +146,8 @@ class Diffusion(Standardised, nn.Module):
 
         Precision is the caller's: `with namm.numerics.arithmetic("auto", device): …` is the fastest.
         """
-        quick = self.compiled(batch_size) if compile else nullcontext()
-        with evaluating(self), quick, sampling_bar(n, batch_size, sampler.steps, progress) as bar:
+        compiled = self.compiled(batch_size) if compile else nullcontext()
+        with evaluating(self), compiled, sampling_bar(n, batch_size, sampler.steps, progress) as bar:
             return sample_in_batches(
                 lambda noise: self.unstandardise(sampler(self, noise, bar.advance)),
                 n,
@@ -172,3 +170,36 @@ class DiffusersNetwork(nn.Module):
         """(B, C, H, W), (B,) -> (B, C, H, W)."""
         output: Tensor = self.model(y_t, 1000 * t - 1).sample
         return output
+
+
+class FixedBatch:
+    """`network(y_t, t)` for batches of `size`, recorded if it has kernels for this device, else compiled.
+
+    A smaller batch is filled up with copies of its rows: another size would be recorded or compiled anew, which
+    takes as long as hundreds of samples or many thousand.
+
+    Args:
+        network: To be recorded or compiled; on `device`.
+        size: B.
+        shape: (C, H, W) of the images.
+        device: Where they are.
+    """
+
+    def __init__(self, network: nn.Module, size: int, shape: tuple[int, int, int], device: torch.device) -> None:
+        self.size = size
+        self.call: Callable[..., Tensor]
+        if can_record(network, device):
+            self.graphs, self.call = False, Recorded(network)
+            return
+        options = compile_options(network, device, size * math.prod(shape))
+        self.graphs = options["triton.cudagraphs"]
+        self.call = torch.compile(network, fullgraph=True, dynamic=False, options=options)
+
+    def __call__(self, y_t: Tensor, t: Tensor) -> Tensor:
+        """(B, C, H, W) and (B,) -> (B, C, H, W), B at most `size`."""
+        n = len(y_t)
+        if n < self.size:
+            rows = torch.arange(self.size, device=y_t.device) % n
+            y_t, t = y_t[rows], t[rows]
+        output = self.call(y_t, t)
+        return (output.clone() if self.graphs else output)[:n]  # the next replay writes to the same memory

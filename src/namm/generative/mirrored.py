@@ -2,7 +2,7 @@
 
     y ~ model,    x = f(y)
 
-With `IdentityMap` this is the plain model. f is computed in plain float32, whatever the model is: it costs little
+With `IdentityMap` this is the model itself. f is computed in float32, whatever the model's precision: it costs little
 beside many steps of a network, and rounding what f hands over would break the rule.
 """
 

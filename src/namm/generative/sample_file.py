@@ -5,7 +5,7 @@ mirror_images     y                                 (N, C, H, W)
 distances         ℓ(x), where there is a rule       (N,)
 seconds           what each sample took to compute  (N,)
 
-Sample i depends on (model, sampler, seed, i) alone, so a file that was cut short goes on where it stopped and ends with
+Sample i depends on (model, sampler, seed, i) only, so a file that was cut short goes on where it stopped and ends with
 the samples of an uninterrupted one (in the same batches, their very bytes on a CPU). Memory does not grow with N.
 
 Under torchrun all processes make each batch together, and the main one writes it.
@@ -13,6 +13,7 @@ Under torchrun all processes make each batch together, and the main one writes i
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,17 @@ from namm.datasets import partial
 from namm.datasets.base import BLOCK
 from namm.datasets.lazy import LazyImages
 from namm.datasets.readers import open_hdf5
-from namm.errors import DataError, UsageError
-from namm.generative.dry import rehearse_sampling
+from namm.errors import DataError, MemoryShortage, UsageError
+from namm.generative.base import evaluating
+from namm.generative.diffusion import Diffusion
 from namm.generative.mirrored import Mirrored
-from namm.numerics import arithmetic
+from namm.memory import shortage
+from namm.numerics import arithmetic, generator
 from namm.precision import Precision
 from namm.progress import ProgressBar
 
 PIXELS = 2**20
-"""Of all images that are made together, unless somebody chooses."""
+"""Pixels of all images that are made together, where no batch size is given."""
 
 
 def write_samples(
@@ -61,11 +64,11 @@ def write_samples(
     Under torchrun every process must call this.
 
     Args:
-        path: The file. A complete one of the same seed and description is left alone, one of others is refused.
+        path: The file. A complete one of the same seed and description is not changed, one of others is refused.
         source: The model and the maps; on the device to be used.
         n: How many samples.
-        seed: Theirs.
-        description: What else tells these samples from others: which weights, which sampler. Kept as attributes.
+        seed: Seed of the samples.
+        description: What else distinguishes these samples: weights, sampler. Stored as attributes.
         constraint: ℓ, to be measured on every sample.
         first: Number of the first sample, to go on where another file ends.
         batch_size: Samples that a process makes together; by default as many as have a million pixels together, but no
@@ -73,7 +76,7 @@ def write_samples(
         precision: How the networks compute on a GPU, by its name in `namm.numerics`.
         compile: Compile the network of a diffusion model before the first batch; not counted in `seconds`.
         progress: Show a progress bar, where there is a terminal.
-        options: Of `source.model.sample`, such as `sampler`.
+        options: Passed to `source.model.sample`, such as `sampler`.
     """
     shape = tuple(source.model.sample_shape)
     size = max(1, min(256, PIXELS // (shape[1] * shape[2]))) if batch_size is None else batch_size
@@ -121,6 +124,37 @@ def write_samples(
         while (bounds := broadcast_object_list([None])[0]) is not None:
             make(*bounds)
     return Path(path)
+
+
+def rehearse_sampling(
+    source: Mirrored, size: int, constraint: Constraint | None = None, *, compile: bool = False
+) -> None:
+    """Refuse to make `size` samples together where the network, f or ℓ does not fit into memory.
+
+    One evaluation of each is tried. With `compile` the network is compiled, or recorded, for this size.
+    """
+    device = source.device
+
+    @torch.no_grad()
+    def attempt(n: int) -> None:
+        noise = torch.randn((n, *source.model.sample_shape), generator=generator(0, "dry sampling")).to(device)
+        with evaluating(source):
+            if isinstance(source.model, Diffusion):
+                with source.model.compiled(n) if compile else nullcontext():
+                    for _ in range(3 if compile else 1):  # a compiled network records CUDA graphs after its first call
+                        source.model.denoise(noise, noise.new_ones(n))
+            x = source.to_data(noise)
+        if constraint is not None:
+            constraint(x)
+
+    if (found := shortage(attempt, size, device)) is None:
+        return
+    problem, fitting = found
+    smaller = f"{fitting} fit: ask for that batch_size" if fitting else "not even one fits: take a smaller network"
+    raise MemoryShortage(
+        f"sampling: {size} samples together do not fit into memory ({problem}); {smaller}, or free what other programs "
+        "hold."
+    )
 
 
 def _arrays(

@@ -1,16 +1,23 @@
-"""From noise to samples: ways to run the diffusion of `vpsde` backwards.
+"""From noise to samples: ways to run the diffusion of `schedules` backwards.
 
     reverse SDE     dy = −[½ β y + β score] dt + √β dw̄                        `EulerMaruyama` (the paper), `Ancestral`,
                                                                                `DPMSolver` where it is stochastic
     reverse ODE     dy = −½ β [y + score] dt,  the same marginals              `DDIM`, `DPMSolver`, `UniPC`
 
-Each starts from N(0, I) at t = 1, comes down to t_min, and ends there with a step to t = 0 that adds no noise. It is
-called with a process, whose `denoise` and `score` it may evaluate, and with the noise of its batch. Its coefficients
-are computed in float64, its state has the precision of the noise (float32 or better), and the process runs under
-whatever autocast the caller has set.
+Each starts from N(0, I) at t = 1, comes down to t_min, and ends with a step to t = 0 that adds no noise. It is called
+with a process, whose `denoise` and `score` it may evaluate, and with the noise of its batch. Its coefficients are
+computed in float64, its state has the precision of the noise (float32 or better), and the process runs under whatever
+autocast the caller has set.
+
+`Ancestral`, `DDIM` and `OfficialSteps` are tables of numbers, one `Step` for each evaluation of the denoiser:
+
+    y ← a D + b y + c z,      D = E[y(0) | y(t)],   z ~ N(0, I)
+
+Posterior sampling (`namm.inverse`) takes its steps from the same tables and adds the pull of a measurement to each.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +28,8 @@ import torch
 from torch import Tensor
 
 from namm.errors import UsageError
-from namm.generative.noise import Noise
-from namm.generative.vpsde import VPSDE
+from namm.generative.base import Noise
+from namm.generative.schedules import VPSDE
 from namm.numerics import full_precision
 
 
@@ -61,7 +68,7 @@ variance below 1.9 %, even steps 4.7 %, the power 0.5 12 %."""
 
 
 def _nothing() -> None:
-    """For callers that do not count steps."""
+    """Default of `tick`, for callers that do not count steps."""
 
 
 # Times
@@ -95,7 +102,148 @@ def _filled(y: Tensor, t: float) -> Tensor:
     return y.new_full((len(y),), t)
 
 
-# Samplers
+# Samplers that are tables of coefficients
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step down from time t, y ← a D + b y + c z.
+
+    Attributes:
+        t: The time at which D is evaluated.
+        mean: m(t).
+        std: s(t).
+        denoised: a, the factor of D.
+        state: b, the factor of y(t).
+        noise: c, the standard deviation of the fresh noise.
+    """
+
+    t: float
+    mean: float
+    std: float
+    denoised: float
+    state: float
+    noise: float
+
+    @property
+    def score_factor(self) -> float:
+        """Factor a s²/m of what is added to the score, which moves D by s²/m of it (Tweedie)."""
+        return self.denoised * self.std**2 / self.mean
+
+    def without_noise(self, y: Tensor, denoised: Tensor) -> Tensor:
+        """The new state before noise is added, a D + b y: (B, C, H, W)."""
+        return self.denoised * denoised + self.state * y
+
+
+class Steps(Protocol):
+    """A way down from t = 1 to t = 0 as a table of coefficients."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+
+    def table(self, process: Process) -> list[Step]:
+        """The steps in order, for the schedule and t_min of this process."""
+
+
+class TableSampler(ABC):
+    """A sampler that follows a table: y ← a D + b y + c z, a fresh z for every step whose c is not 0."""
+
+    @abstractmethod
+    def table(self, process: Process) -> list[Step]:
+        """The steps in order, for the schedule and t_min of this process."""
+
+    @torch.no_grad()
+    def __call__(self, process: Process, noise: Noise, tick: Callable[[], None] = _nothing) -> Tensor:
+        """(B, C, H, W) at t = 0."""
+        y = noise(0)
+        for k, step in enumerate(self.table(process)):
+            y = step.without_noise(y, process.denoise(y, _filled(y, step.t)))
+            if step.noise > 0:
+                y = y + step.noise * noise(k + 1)
+            tick()
+        return y
+
+
+@dataclass(frozen=True)
+class Ancestral(TableSampler):
+    """DDPM (Ho et al. 2020): y(s) is drawn from q(y(s) | y(t), y(0) = D), in even steps; the last adds no noise.
+
+    With r = m(t)/m(s): mean (r s(s)² y(t) + m(s) (1 − r²) D) / s(t)² and variance (1 − r²) s(s)² / s(t)².
+    """
+
+    steps: int = 1000
+
+    def table(self, process: Process) -> list[Step]:
+        """The coefficients of mean and standard deviation."""
+        sde, table = process.sde, []
+        for t, s in pairwise(even_in_time(process, self.steps)):
+            log_ratio = sde.log_mean(t) - sde.log_mean(s)
+            added, left, total = -torch.expm1(2 * log_ratio), sde.std(s).square(), sde.std(t).square()
+            denoised, state = sde.mean(s) * added / total, log_ratio.exp() * left / total
+            table.append(_step(sde, t, denoised, state, (added * left / total).sqrt()))
+        return table
+
+
+@dataclass(frozen=True)
+class DDIM(TableSampler):
+    """Song, Meng and Ermon 2021: y(s) = m(s) D + √(s(s)² − ς²) ε + ς z, steps even in log noise.
+
+    ς is `eta` times the standard deviation of the ancestral step: 0 is the deterministic sampler, 1 the ancestral one.
+    """
+
+    steps: int = 100
+    eta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eta <= 1:
+            raise UsageError(f"{type(self).__name__}: eta must lie between 0 and 1, not {self.eta}.")
+
+    def table(self, process: Process) -> list[Step]:
+        """The coefficients with ε = (y(t) − m(t) D) / s(t)."""
+        sde, table = process.sde, []
+        for t, s in pairwise(even_in_noise(process, self.steps)):
+            added = -torch.expm1(2 * (sde.log_mean(t) - sde.log_mean(s)))
+            fresh = self.eta * (added.sqrt() * sde.std(s) / sde.std(t))
+            kept = (sde.std(s).square() - fresh.square()).clamp(min=0).sqrt() / sde.std(t)
+            table.append(_step(sde, t, sde.mean(s) - kept * sde.mean(t), kept, fresh))
+        return table
+
+
+@dataclass(frozen=True)
+class OfficialSteps(TableSampler):
+    """DDPM as in the official code: betas linear in the index, D from the continuous marginals.
+
+        a = β √ᾱ₋ / (1 − ᾱ),   b = (1 − ᾱ₋) √α / (1 − ᾱ),   c² = β;   ᾱ₋ is ᾱ one index below, 1 below the first
+
+    At index 0, where the true variance is 0, c² is that of index 1, β₁ (1 − ᾱ₀)/(1 − ᾱ₁): the last step adds noise too.
+    """
+
+    steps: int = 1000
+
+    def table(self, process: Process) -> list[Step]:
+        """Step i is at the i-th of even times from 1 to t_min, with the coefficients of index steps − 1 − i."""
+        sde, times = process.sde, even_in_time(process, self.steps)[:-1]
+        ends = sde.beta_min / self.steps, sde.beta_max / self.steps
+        if ends[1] >= 1:
+            raise UsageError(f"OfficialSteps needs more than beta_max = {sde.beta_max:g} steps, not {self.steps}.")
+        betas = torch.linspace(*ends, self.steps, dtype=torch.double)
+        kept = (1 - betas).cumprod(0)
+        before = torch.cat([kept.new_ones(1), kept[:-1]])
+        denoised = betas * before.sqrt() / (1 - kept)
+        state = (1 - before) * (1 - betas).sqrt() / (1 - kept)
+        variances = betas.clone()
+        variances[0] = betas[1] * (1 - before[1]) / (1 - kept[1])
+        down = (column.flip(0) for column in (denoised, state, variances.sqrt()))
+        columns = (times, sde.mean(times), sde.std(times), *down)
+        return [Step(*row) for row in torch.stack(columns, 1).tolist()]
+
+
+def _step(sde: VPSDE, t: Tensor, denoised: Tensor, state: Tensor, noise: Tensor) -> Step:
+    return Step(*(float(number) for number in (t, sde.mean(t), sde.std(t), denoised, state, noise)))
+
+
+# Other samplers
 
 
 @dataclass(frozen=True)
@@ -114,59 +262,6 @@ class EulerMaruyama:
             y = (1 + rate / 2) * y + rate * process.score(y, _filled(y, t))
             if k < self.steps - 1:
                 y = y + math.sqrt(rate) * noise(k + 1)
-            tick()
-        return y
-
-
-@dataclass(frozen=True)
-class Ancestral:
-    """DDPM (Ho et al. 2020): y(s) is drawn from q(y(s) | y(t), y(0) = D), in even steps.
-
-    With a = m(t)/m(s) and b² = 1 − a², mean (a s(s)² y(t) + m(s) b² D) / s(t)² and variance b² s(s)² / s(t)².
-    """
-
-    steps: int = 1000
-
-    @torch.no_grad()
-    def __call__(self, process: Process, noise: Noise, tick: Callable[[], None] = _nothing) -> Tensor:
-        """(B, C, H, W) at t = 0."""
-        sde, times = process.sde, even_in_time(process, self.steps)
-        y = noise(0)
-        for k, (t, s) in enumerate(pairwise(times)):
-            log_ratio = sde.log_mean(t) - sde.log_mean(s)
-            added, left = -torch.expm1(2 * log_ratio), sde.std(s).square()
-            total = sde.std(t).square()
-            denoised = process.denoise(y, _filled(y, float(t)))
-            y = float(log_ratio.exp() * left / total) * y + float(sde.mean(s) * added / total) * denoised
-            if k < self.steps - 1:
-                y = y + float((added * left / total).sqrt()) * noise(k + 1)
-            tick()
-        return y
-
-
-@dataclass(frozen=True)
-class DDIM:
-    """Song, Meng and Ermon 2021: y(s) = m(s) D + √(s(s)² − ς²) ε + ς z, steps even in log noise.
-
-    ς is `eta` times the standard deviation of the ancestral step: 0 is the deterministic sampler, 1 the ancestral one.
-    """
-
-    steps: int = 100
-    eta: float = 0.0
-
-    @torch.no_grad()
-    def __call__(self, process: Process, noise: Noise, tick: Callable[[], None] = _nothing) -> Tensor:
-        """(B, C, H, W) at t = 0."""
-        sde, times = process.sde, even_in_noise(process, self.steps)
-        y = noise(0)
-        for k, (t, s) in enumerate(pairwise(times)):
-            added = -torch.expm1(2 * (sde.log_mean(t) - sde.log_mean(s)))
-            fresh = self.eta * (added.sqrt() * sde.std(s) / sde.std(t))
-            kept = (sde.std(s).square() - fresh.square()).clamp(min=0).sqrt() / sde.std(t)
-            denoised = process.denoise(y, _filled(y, float(t)))
-            y = float(kept) * y + float(sde.mean(s) - kept * sde.mean(t)) * denoised
-            if fresh > 0:
-                y = y + float(fresh) * noise(k + 1)
             tick()
         return y
 
@@ -222,7 +317,7 @@ def _run_scheduler(
     """Run a multistep scheduler of diffusers in continuous time.
 
     Index i of the scheduler is t = (i + 1)/1000. Since it knows whole indices only, its noise levels are then set to
-    those of our own times; it is fed D, so whatever the network predicts is converted in one place, by the process.
+    those of `times`; it is fed D, so whatever the network predicts is converted in one place, by the process.
     """
     steps = len(times) - 1
     betas = process.sde.discrete_betas().tolist()

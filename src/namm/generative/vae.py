@@ -18,9 +18,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.generative.base import evaluating
-from namm.generative.noise import Noise, sample_in_batches
-from namm.generative.standardised import Standardised, check_shape
+from namm.generative.base import Noise, Standardised, check_shape, evaluating, sample_in_batches
 from namm.maps.layers import Boundary, DoublingConv2d, SameConv2d
 from namm.numerics import at_least_float32, full_precision
 
@@ -142,7 +140,7 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
         Args:
             n: How many.
             batch_size: Samples made together.
-            generator: A seed, or a generator to draw it from; None draws it from torch's own.
+            generator: A seed, or a generator to draw it from; None draws it from torch's global one.
             first: Number of the first sample: `sample(64, first=128)` makes samples 128 to 191 of the same seed.
             progress: Taken from callers that serve every model; a single pass needs no bar.
         """
@@ -168,7 +166,7 @@ def kl_to_standard_normal(mu: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def _initial_weights(module: nn.Module) -> None:
-    """Normal(0, 1/fan) weights, no bias; through layers of torch's own, z moves the image by less than a thousandth."""
+    """Normal(0, 1/fan) weights, no bias; with torch's default weights z moves the image by less than a thousandth."""
     if isinstance(module, SameConv2d | DoublingConv2d):
         reached = 9 / 4 if isinstance(module, DoublingConv2d) else 9  # entries of the kernel that meet in one pixel
         fan = module.in_channels * reached

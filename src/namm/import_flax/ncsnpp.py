@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from namm.generative.layers import PyramidStep, ResidualBlock, SelfAttention
-from namm.generative.ncsnpp import NCSNpp
+from namm.generative.networks.ncsnpp.layers import PyramidStep, ResidualBlock, SelfAttention
+from namm.generative.networks.ncsnpp.network import NCSNpp
 from namm.import_flax.layers import Arrays, conv, count, dense, norm
 
 BLOCK, ATTENTION, PYRAMID = "ResnetBlockBigGANpp", "AttnBlockpp", "Downsample"

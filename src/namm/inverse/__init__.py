@@ -1,14 +1,19 @@
-"""Posterior sampling under a learned rule: what was measured, and the images that may have been there."""
+"""Posterior sampling under a learned rule: images that agree with a measurement and obey the rule."""
 
-from namm.inverse.calibration import coverage
-from namm.inverse.dps import sample_posterior
-from namm.inverse.guidance import DPSGuidance, Evidence, Guess, Guidance
-from namm.inverse.likelihood import LikelihoodGuidance
+from namm.generative.samplers import OfficialSteps, Step, Steps
+from namm.inverse.coverage import coverage
+from namm.inverse.guidance import DPSGuidance, Evidence, Guess, Guidance, LikelihoodGuidance
 from namm.inverse.noise import GaussianNoise
 from namm.inverse.operators import Columns, Downsample, GaussianBlur, Linear, Mask, Operator, States, operator
-from namm.inverse.posterior import Posterior
-from namm.inverse.reverse import DiffusionPrior, guided_step, reverse
-from namm.inverse.steps import AncestralSteps, DDIMSteps, OfficialSteps, Step, Steps
+from namm.inverse.posterior import (
+    AncestralSteps,
+    DDIMSteps,
+    DiffusionPrior,
+    Posterior,
+    guided_step,
+    reverse,
+    sample_posterior,
+)
 
 __all__ = [
     "AncestralSteps",

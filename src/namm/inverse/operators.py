@@ -236,7 +236,7 @@ class Linear(Operator):
 
 
 class FunctionOperator(Operator):
-    """An operator made by `operator` from a plain function."""
+    """An operator made by `operator` from a function."""
 
     def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class FunctionOperator(Operator):
 
     @property
     def name(self) -> str:
-        """The function's own name."""
+        """The name of the function."""
         return str(getattr(self.fn, "__name__", type(self.fn).__name__))
 
 

@@ -1,8 +1,57 @@
-"""What posterior sampling returns."""
+"""Samples of the images that a measurement allows, under a learned prior: DPS, mirror DPS, CG-DPS (paper Sec. 4.2).
 
-from dataclasses import dataclass
+    y ← a D + b y + shift + c z,      D = E[y(0) | y(t)],   z ~ N(0, I)
 
+a, b and c come from the table of a sampler (`namm.generative.samplers`), the shift from the measurement
+(`namm.inverse.guidance`). Everything is standardised but what `to_data` takes and gives. The prior is a `Mirrored`
+diffusion: with `IdentityMap` this is DPS, with a learned map mirror DPS, and nothing here knows which; a constraint in
+the guidance makes it CG-DPS.
+
+A sample that diverges is drawn again with a smaller step. The new draw starts from the same noise, so a sample depends
+on (seed, number, step) here too. Nothing is dropped: a sample that diverges at the smallest step too is NaN, and every
+redraw is counted.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeGuard
+
+import torch
 from torch import Tensor
+
+from namm.constraints import Constraint
+from namm.errors import DataError, UsageError
+from namm.generative import Mirrored
+from namm.generative.base import Noise, evaluating, sample_in_batches, sampling_bar
+from namm.generative.samplers import DDIM, Ancestral, Process, Step, Steps
+from namm.inverse.guidance import DPSGuidance, Evidence, Guess, Guidance, LikelihoodGuidance
+from namm.inverse.noise import GaussianNoise
+from namm.inverse.operators import Operator
+from namm.numerics import at_least_float32
+from namm.progress import ProgressBar
+
+DIVERGED_BEYOND = 1e4
+"""Standard deviations of the data beyond which a state has diverged, though it may still be finite."""
+
+ToData = Callable[[Tensor], Tensor]
+"""f, (B, C, H, W) → (B, C, H, W)."""
+
+
+@dataclass(frozen=True)
+class AncestralSteps(Ancestral):
+    """The steps of `Ancestral`, with the marginals of the continuous diffusion; the paper's number by default."""
+
+
+@dataclass(frozen=True)
+class DDIMSteps(DDIM):
+    """The steps of `DDIM`, to take fewer than a thousand; by default with all the noise of ancestral ones."""
+
+    eta: float = 1.0
+
+
+DEFAULT_GUIDANCE, PAPER_STEPS = DPSGuidance(), AncestralSteps(1000)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +80,307 @@ class Posterior:
         m, n = self.failed.shape
         lines = [
             f"{n} samples for each of {m} measurements of {self.measured} values",
-            f"  χ² per value  mean {_mean(self.chi2) / self.measured:.3g}",
+            f"  χ² per value  mean {float(self.chi2.nanmean()) / self.measured:.3g}",
         ]
         if self.distance is not None:
-            lines.append(f"  ℓ             mean {_mean(self.distance):.3g}")
+            lines.append(f"  ℓ             mean {float(self.distance.nanmean()):.3g}")
         lines.append(f"  diverged      {int((self.redrawn > 0).sum())} redrawn, {int(self.failed.sum())} failed")
         return "\n".join(lines)
 
 
-def _mean(values: Tensor) -> float:
-    return float(values.nanmean())
+def sample_posterior(
+    prior: Mirrored,
+    measurement: Tensor,
+    operator: Operator,
+    noise: GaussianNoise,
+    *,
+    n: int = 1,
+    guidance: Guidance = DEFAULT_GUIDANCE,
+    steps: Steps = PAPER_STEPS,
+    constraint: Constraint | None = None,
+    retries: int = 3,
+    batch_size: int = 64,
+    generator: torch.Generator | int | None = None,
+    first: int = 0,
+    progress: bool = True,
+) -> Posterior:
+    """`n` samples for each of M measurements, on the model's device.
+
+    The noise of sample i of measurement j depends on (seed, j n + i, step) only: M measurements at once give what M
+    calls with `first=j * n` give, and `batch_size` and the number of processes change nothing. Under torchrun every
+    process must call this; each makes its share and all get all samples. The operator and the rules are moved to the
+    model's device.
+
+    Args:
+        prior: A `Mirrored` diffusion.
+        measurement: m, (M, …): a batch, of one measurement at least.
+        operator: A.
+        noise: The distribution of m − A(x).
+        n: Samples for each measurement.
+        guidance: `DPSGuidance(zeta)`, with a constraint in it CG-DPS; or `LikelihoodGuidance.of(prior.model)`.
+        steps: `AncestralSteps(1000)`, `DDIMSteps(100)` for fewer, `OfficialSteps()` to compare with the official code.
+        constraint: Only measured, on the finished samples; to guide by it, give it to the guidance.
+        retries: How often a sample that diverged is drawn again, each time with half the step.
+        batch_size: Samples made together.
+        generator: A seed, or a generator to draw it from; None draws it from torch's global one.
+        first: Number of the first sample.
+        progress: Show a progress bar, where there is a terminal.
+    """
+    model = prior.model
+    if not is_prior(model):
+        raise UsageError(
+            f"posterior sampling needs a diffusion model, and the prior holds a {type(model).__name__}, which has no "
+            "denoise(y_t, t)."
+        )
+    _check_arguments(measurement, operator, noise, n, retries)
+    like, to_data = at_least_float32(model.mean), prior.mirror.to_data
+    with evaluating(prior), evaluating(operator):
+        mean_image = to_data(model.unstandardise(like.new_zeros(1, *model.sample_shape))).detach()
+        evidence = Evidence(measurement.to(like), operator.to(like.device), noise)
+        _check_evidence(evidence, mean_image)
+        _check_rules(constraint, guidance, mean_image)
+        count, pixels = len(measurement) * n, math.prod(model.sample_shape)
+        with sampling_bar(count, batch_size, steps.steps, progress) as bar:
+            draw = _Draw(model, to_data, evidence, steps, guidance, n, first, retries, bar)
+            rows = sample_in_batches(
+                draw, count, (pixels + 1,), like=like, batch_size=batch_size, generator=generator, first=first
+            )
+        y, redrawn = rows[:, :-1].unflatten(1, model.sample_shape), rows[:, -1].long()
+        found = _evaluate(prior, y, redrawn, evidence, constraint, batch_size)
+    if found.failed.any():
+        warnings.warn(
+            f"{int(found.failed.sum())} of {count} samples diverged {retries + 1} times and are NaN; see `failed`. "
+            "Use a smaller zeta or more steps.",
+            stacklevel=2,
+        )
+    return found
+
+
+def _check_arguments(measurement: object, operator: object, noise: object, n: int, retries: int) -> None:
+    """Refuse arguments of another kind."""
+    if not isinstance(operator, Operator):
+        raise UsageError(f"{operator!r} is not an Operator; make one of a function with namm.inverse.operator(fn).")
+    if not isinstance(measurement, Tensor):
+        raise UsageError(f"the measurement must be a tensor (M, …), not {type(measurement).__name__}: torch.as_tensor.")
+    if not isinstance(noise, GaussianNoise):
+        raise UsageError(f"the noise must be a GaussianNoise, such as GaussianNoise(std=0.1), not {noise!r}.")
+    if n < 1 or retries < 0:
+        raise UsageError(f"n must be at least 1 and retries at least 0, not {n} and {retries}.")
+
+
+def _check_evidence(evidence: Evidence, image: Tensor) -> None:
+    """Refuse a measurement or an operator that cannot be used, before any compute is spent."""
+    operator, measurement = evidence.operator, evidence.measurement
+    with torch.enable_grad():
+        simulated = operator(image.clone().requires_grad_())
+    if measurement.ndim < 1 or len(measurement) < 1 or measurement.shape[1:] != simulated.shape[1:]:
+        needed = ", ".join(map(str, simulated.shape[1:]))
+        raise DataError(
+            f"measurements of shape {tuple(measurement.shape)} were given; {operator.name} makes (M, {needed}) from M "
+            f"images {tuple(image.shape[1:])}. A single measurement needs its batch axis: measurement[None]."
+        )
+    if not measurement.isfinite().all():
+        bad = int((~measurement.isfinite()).sum())
+        raise DataError(
+            f"the measurement holds {bad} values that are NaN or inf; leave out what was not observed, with a Mask."
+        )
+    if not simulated.requires_grad:
+        raise UsageError(
+            f"{operator.name} breaks the autograd graph: its output does not depend on the image differentiably. "
+            "Remove torch.no_grad, .detach(), .item() and numpy from it."
+        )
+    evidence.noise.whiten(simulated)  # refuses noise of another shape
+
+
+def _check_rules(constraint: Constraint | None, guidance: Guidance, image: Tensor) -> None:
+    """Bring the rules that measure and that guide to the image's device, and refuse one that does not fit it."""
+    guiding = guidance.constraint if isinstance(guidance, DPSGuidance | LikelihoodGuidance) else None
+    for rule in (constraint, guiding):
+        if rule is None:
+            continue
+        if not isinstance(rule, Constraint):
+            raise UsageError(
+                f"{rule!r} is not a Constraint; make one of a function with namm.constraints.constraint(fn)."
+            )
+        with torch.enable_grad():
+            distance = rule.to(image.device)(image.clone().requires_grad_())
+        if rule is guiding and not distance.requires_grad:
+            raise UsageError(
+                f"{rule.name} cannot guide: its distance does not depend on the image differentiably. "
+                "Remove torch.no_grad, .detach(), .item() and numpy from it."
+            )
+
+
+def _evaluate(
+    prior: Mirrored, y: Tensor, redrawn: Tensor, evidence: Evidence, constraint: Constraint | None, batch_size: int
+) -> Posterior:
+    """The posterior of all mirror samples y (M n, C, H, W) and their redraws (M n,), evaluated a batch at a time."""
+    m = len(evidence.measurement)
+    n = len(y) // m
+    which = torch.arange(len(y), device=y.device) // n
+    batches = zip(y.split(batch_size), which.split(batch_size), strict=True)
+    columns = zip(
+        *(_evaluate_batch(prior, part, evidence.rows(rows), constraint) for part, rows in batches), strict=True
+    )
+    x, chi2, distance = (torch.cat(column).unflatten(0, (m, n)) for column in columns)
+    return Posterior(
+        samples=x,
+        mirror_samples=y.unflatten(0, (m, n)),
+        chi2=chi2,
+        distance=None if constraint is None else distance,
+        redrawn=redrawn.unflatten(0, (m, n)),
+        failed=~finite(y).unflatten(0, (m, n)),
+        measured=evidence.measurement[0].numel(),
+    )
+
+
+@torch.no_grad()
+def _evaluate_batch(
+    prior: Mirrored, y: Tensor, evidence: Evidence, constraint: Constraint | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x = f(y), its χ² and its ℓ (0 without a constraint), NaN where y is."""
+    good = finite(y)
+    x = prior.to_data(keep(good, y, 0.0))
+    chi2 = evidence.chi2(x)
+    distance = torch.zeros_like(chi2) if constraint is None else constraint(x)
+    return keep(good, x), keep(good, chi2), keep(good, distance)
+
+
+# Reverse diffusion that a measurement pulls
+
+
+class DiffusionPrior(Process, Protocol):
+    """What posterior sampling needs of a model, as `namm.Diffusion` has it; `is_prior` checks it."""
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the standardisation, (C, 1, 1), on the model's device and in its precision."""
+
+    def unstandardise(self, u: Tensor) -> Tensor:
+        """From the space of the diffusion to mirror space."""
+
+
+def is_prior(model: object) -> TypeGuard[DiffusionPrior]:
+    """Whether `model` has what `DiffusionPrior` names; `isinstance` would not see buffers from Python 3.12 on."""
+    needed = ("sde", "t_min", "denoise", "score", "sample_shape", "mean", "unstandardise")
+    return all(hasattr(model, name) for name in needed)
+
+
+def guided_step(
+    y_t: Tensor, step: Step, model: DiffusionPrior, to_data: ToData, guidance: Guidance, evidence: Evidence
+) -> Tensor:
+    """a D + b y + shift, without the noise: (B, C, H, W)."""
+    with torch.enable_grad():
+        y_t = y_t.detach().requires_grad_()
+        denoised = model.denoise(y_t, y_t.new_full((len(y_t),), step.t))
+        x = to_data(model.unstandardise(denoised))
+        shift = guidance.shift(Guess(y_t, denoised, x, step), evidence)
+    return (step.without_noise(y_t, denoised) + shift).detach()
+
+
+def reverse(
+    model: DiffusionPrior,
+    to_data: ToData,
+    steps: Steps,
+    guidance: Guidance,
+    evidence: Evidence,
+    noise: Callable[[int], Tensor],
+    tick: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """One batch from noise to t = 0, standardised: (B, C, H, W). Samples that diverge are NaN and touch no other."""
+    y = noise(0)
+    alive = _bounded(y)
+    for k, step in enumerate(steps.table(model)):
+        y = guided_step(y, step, model, to_data, guidance, evidence)
+        if step.noise > 0:
+            y = y + step.noise * noise(k + 1)
+        alive = alive & _bounded(y)
+        y = keep(alive, y, 0.0)
+        tick()
+    return keep(alive, y)
+
+
+def _bounded(y: Tensor) -> Tensor:
+    """Whether each standardised image is within `DIVERGED_BEYOND`, which NaN is not: (B, …) → (B,)."""
+    return (y.abs() <= DIVERGED_BEYOND).flatten(1).all(1)
+
+
+def finite(images: Tensor) -> Tensor:
+    """Whether each image is finite: (B, …) → (B,)."""
+    return images.isfinite().flatten(1).all(1)
+
+
+def keep(good: Tensor, images: Tensor, otherwise: float = torch.nan) -> Tensor:
+    """The images where `good` (B,), `otherwise` in place of the others."""
+    return torch.where(good.reshape(-1, *[1] * (images.ndim - 1)), images, otherwise)
+
+
+# Samples that diverge
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """Turns the noise of a batch into its samples: (B, pixels + 1), mirror images, flattened, then their redraws.
+
+    Attributes:
+        model: The diffusion.
+        to_data: f.
+        evidence: All measurements; sample i belongs to measurement (i − `first`) // n.
+        steps: The way down.
+        guidance: The pull of the measurements.
+        n: Samples for each measurement.
+        first: Number of the first sample.
+        retries: Most redraws of a sample.
+        bar: Advanced at every step.
+    """
+
+    model: DiffusionPrior
+    to_data: ToData
+    evidence: Evidence
+    steps: Steps
+    guidance: Guidance
+    n: int
+    first: int
+    retries: int
+    bar: ProgressBar
+
+    def __call__(self, noise: Noise) -> Tensor:
+        """(B, pixels + 1)."""
+        noise = replace(noise, shape=self.model.sample_shape)
+        numbers = torch.arange(noise.start, noise.stop, device=noise.like.device)
+        evidence, guidance = self.evidence.rows((numbers - self.first) // self.n), self.guidance
+        y = self._attempt(guidance, evidence, noise)
+        redrawn = y.new_zeros(len(y), 1)
+        for _ in range(self.retries):
+            diverged = (~finite(y)).nonzero().flatten()
+            if len(diverged) == 0:
+                break
+            guidance = guidance.smaller()
+            redrawn[diverged] += 1
+            self.bar.extend(self.steps.steps)
+            y[diverged] = self._attempt(guidance, evidence.rows(diverged), _Rows(noise, diverged))
+        return torch.cat([y.flatten(1), redrawn], 1)
+
+    def _attempt(self, guidance: Guidance, evidence: Evidence, noise: Callable[[int], Tensor]) -> Tensor:
+        """Mirror images y (B, C, H, W); NaN where they, f of them or the χ² of that are not finite."""
+        u = reverse(self.model, self.to_data, self.steps, guidance, evidence, noise, self.bar.advance)
+        with torch.no_grad():
+            y = self.model.unstandardise(u)
+            good = finite(y)
+            x = self.to_data(keep(good, y, 0.0))
+            return keep(good & finite(x) & evidence.chi2(x).isfinite(), y)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The noise of some samples of a batch."""
+
+    noise: Noise
+    rows: Tensor
+
+    def __call__(self, step: int) -> Tensor:
+        return self.noise(step)[self.rows]

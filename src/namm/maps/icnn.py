@@ -17,9 +17,6 @@ state is non-negative and every activation convex and non-decreasing (λ is a le
 All products with x are one matrix product over k×k neighbourhoods, all products back to x another. The division by
 width · channels, and not by the number of pixels, is the published normalisation: trained weights depend on it. b
 enters g only through the step function λ', whose derivative is zero almost everywhere, so b is not trained.
-
-Where no gradient is wanted, `namm.gpu.Recorded(g)` computes the paper's g of one channel by kernels of our own, with
-products in TF32. Runs map their data in plain float32, without it.
 """
 
 import torch
@@ -29,7 +26,6 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.gpu import uses_kernels
 from namm.maps.layers import circular_conv2d, circular_conv2d_transpose
 from namm.numerics import full_precision
 
@@ -87,10 +83,6 @@ class ICNN(ModelMixin, ConfigMixin):
     def forward(self, x: Tensor) -> Tensor:
         """g(x): (B, C, H, W) -> (B, C, H, W)."""
         x = x.to(self.quadratic.dtype)
-        if uses_kernels() and self._suits_kernels(x):
-            from namm.maps.kernels import icnn
-
-            return icnn(self, x)
         return torch.lerp(self.potential_gradient(x), x, self.strong_convexity)
 
     def potential(self, x: Tensor) -> Tensor:
@@ -140,14 +132,6 @@ class ICNN(ModelMixin, ConfigMixin):
         """Q and R as one 1×1 kernel over neighbourhoods: (2 (L + 1) F, k² C, 1, 1)."""
         both = torch.cat([self.quadratic, self.linear])
         return both.permute(0, 2, 3, 1).flatten(1)[..., None, None]
-
-    def _suits_kernels(self, x: Tensor) -> bool:
-        """Whether those of `namm.maps.kernels` are made for this network, these images and what is wanted of them."""
-        self._check(x)
-        known = self.output.shape == (1, 32, 3, 3) and x.shape[2] * x.shape[3] % 128 == 0  # to run without a fault
-        counted = 64 * x.numel() < 2**31 and len(x) < 2**16  # what they count with is no longer
-        wanted = not torch.is_grad_enabled() and torch.backends.cudnn.allow_tf32
-        return known and counted and wanted and x.dtype == torch.float32
 
     def _check(self, x: Tensor) -> None:
         channels = self.output.shape[0]

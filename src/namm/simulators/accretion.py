@@ -72,17 +72,12 @@ class Flow:
         return Flow(**{name: value[index] for name, value in vars(self).items()})
 
 
-def eddies(n: int, *, size: float = 0.8, generator: torch.Generator | None = None) -> Tensor:
-    """`n` random fields δ of the plane with power density (1 + (k·size)²)^−11/6: float64, (n, *EDDIES).
+def stirred(white: Tensor, size: float = 0.8) -> Tensor:
+    """Random fields δ of the plane with power density (1 + (k·size)²)^−11/6, from white noise, both (n, *EDDIES).
 
     At large k it is k^−11/3: Kolmogorov's density in three dimensions, which sums over columns keep. (A slice's falls
     as k^−8/3.)
     """
-    return stirred(torch.randn(n, *EDDIES, generator=generator, dtype=torch.float64), size)
-
-
-def stirred(white: Tensor, size: float = 0.8) -> Tensor:
-    """The fields δ that `eddies` makes of white noise, both (n, *EDDIES)."""
     rows, columns = EDDIES
     k_r = torch.fft.fftfreq(rows, REACH / rows, dtype=torch.float64) * 2 * math.pi
     k_phi = torch.fft.fftfreq(columns, 1 / columns, dtype=torch.float64)

@@ -173,23 +173,6 @@ def captured(camera: Camera, steps: int, turns: float = TURNS) -> Tensor:
     return inside.reshape((camera.spin * camera.inclination * camera.alpha * camera.beta).shape)
 
 
-def constants(spin: Tensor, ray: Ray) -> tuple[Tensor, Tensor, Tensor]:
-    """Energy E, angular momentum L and Carter's Q of rays around a hole of `spin` (R,), from where they are and go.
-
-    L is −(n × ṅ)_z and Q = |ṅ|² − L² − a²n_z²; E then solves the null condition (a quadratic equation),
-    (E(r² + a²) − aL)² = ṙ² + Δ(Q + (L − aE)²), here divided by r⁴. A perfect integration keeps 1, ξ and η.
-    """
-    aw, w = spin * ray.w, ray.w
-    dw, dx, dy, dz = (part / ray.step for part in (ray.dw, ray.dx, ray.dy, ray.dz))
-    momentum = ray.y * dx - ray.x * dy
-    carter = dx**2 + dy**2 + dz**2 - momentum**2 - (spin * ray.z) ** 2
-    delta = 1 - 2 * w + aw**2
-    square = (1 + aw**2) ** 2 - delta * aw**2
-    middle = aw * w * momentum * (1 + aw**2 - delta)
-    rest = (aw * w * momentum) ** 2 - dw**2 - delta * w**2 * (carter + momentum**2)
-    return (middle + (middle**2 - square * rest).sqrt()) / square, momentum, carter
-
-
 @dataclass(frozen=True)
 class _Force:
     """Accelerations per squared step, and frame dragging per step; every entry is (R,)."""

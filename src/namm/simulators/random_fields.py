@@ -81,20 +81,6 @@ def colour_periodic(white: Tensor, eigenvalues: Tensor) -> Tensor:
     return field
 
 
-def periodic_field(
-    n: int,
-    shape: tuple[int, ...],
-    *,
-    length: float,
-    scale: float = 1.0,
-    mean: float = 0.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """`n` fields with the product periodic kernel on a torus of `shape` points: float64, (n, *shape)."""
-    white = torch.randn(n, *shape, generator=generator, dtype=torch.float64)
-    return mean + colour_periodic(white, periodic_eigenvalues(shape, length=length, scale=scale))
-
-
 def _positive(name: str, value: float) -> float:
     if not value > 0:
         raise UsageError(f"A random field's {name} must be positive, and {value} was given.")

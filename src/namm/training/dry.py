@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from namm.datasets.batches import Images, to_tensor
 from namm.errors import MemoryShortage
-from namm.generative.dry import shortage
+from namm.memory import shortage
 from namm.numerics import autocast, generator
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import TrainSettings

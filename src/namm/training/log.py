@@ -10,7 +10,7 @@ from typing import Self
 
 from accelerate import Accelerator
 
-from namm.files import write_atomically
+from namm.files import refuse_link, write_atomically
 from namm.progress import ProgressBar
 from namm.training.state import TrainingState
 
@@ -23,6 +23,7 @@ class MetricsLog:
         if path.exists():  # lines past the checkpoint will be written again
             kept = [line for line in path.read_text().splitlines() if _step(line) <= after_step]
             write_atomically(path, "".join(f"{line}\n" for line in kept))
+        refuse_link(path)
         self._file = path.open("a")
 
     def write(self, values: Mapping[str, float]) -> None:

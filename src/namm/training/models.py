@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from namm.datasets.batches import Images, check_images, check_values, map_images
 from namm.errors import CheckpointError, DataError, UsageError
 from namm.files import write_atomically
-from namm.generative.base import DrawsNoise, GenerativeModel, evaluating
-from namm.generative.standardised import Standardised
+from namm.generative.base import DrawsNoise, GenerativeModel, Standardised, evaluating
 from namm.maps import Mirror
 from namm.training.dry import rehearse
 from namm.training.identity import describe_network, fingerprint, weights_digest

@@ -1,0 +1,282 @@
+"""Sections of `gpu.py`: a figure of ours and the same of a named baseline, measured by the same call.
+
+Some are measured in processes of their own, which find nothing compiled: `gpu.py --child` runs such a process.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from gpu_tools import Bench, Figures, compiled_by_torch, number, told_by
+from gpu_works import distance, map_step, sampling, score_model, score_step
+from namm.experiments import build
+from namm.experiments.assimilation import Sampling
+from namm.experiments.assimilation_tasks import named_operator, papers_observation
+from namm.experiments.data_settings import DivergenceData
+from namm.experiments.settings import Settings
+from namm.generative import Mirrored
+from namm.inverse import DDIMSteps, DPSGuidance, GaussianNoise, sample_posterior
+from namm.maps import ICNN
+from namm.training.flat import FlatWeights
+from namm.training.models import ModelObjective
+from namm.training.trainer import train
+
+SCRIPT = str(Path(__file__).with_name("gpu.py"))
+RATE = "images/s"
+FIRST_STEP = {"cold": 60.0, "warm": 15.0}
+"""Seconds that the first step of a process may take, with nothing compiled and with a filled cache."""
+POSTERIOR_GIB = 40.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Our figure and the baseline's; `limit` is the most that ours may be, in the same unit."""
+
+    what: str
+    unit: str
+    ours: float
+    baseline: str
+    theirs: float
+    limit: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """How many times better ours is."""
+        return self.ours / self.theirs if self.unit == RATE else self.theirs / self.ours
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether ours is beyond its limit."""
+        return self.limit is not None and self.ours > self.limit
+
+    def plain(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self) | {"ratio": self.ratio, "falls_short": self.falls_short}
+
+    def line(self) -> str:
+        """All of it, for people."""
+        asked = "" if self.limit is None else f"; at most {number(self.limit)}: {'no' if self.falls_short else 'yes'}"
+        figures = f"{number(self.ours)} {self.unit}, {self.baseline} {number(self.theirs)}"
+        return f"{self.what}: {figures}, ratio {self.ratio:.2f}{asked}"
+
+
+# In this process
+
+
+def update(bench: Bench) -> Iterator[Comparison]:
+    """An update of all weights as one vector, against Adam on each of them, with gradients there already."""
+    s = bench.settings("burgers", "paper")
+    for name, network in (("score network", score_model(s)), ("maps", build.mirror(s.map, 1))):
+        weights = [p for p in network.to(bench.device).parameters() if p.requires_grad]
+        theirs, ours = (1e3 * bench.seconds(way(weights)) for way in (_one_by_one, _one_vector))
+        yield Comparison(f"update of the {name}, {len(weights)} tensors", "ms", ours, "one by one", theirs)
+
+
+def _one_by_one(weights: Sequence[nn.Parameter]) -> Callable[[], None]:
+    optimiser, gradients = torch.optim.Adam(weights, fused=True), [torch.randn_like(w) for w in weights]
+
+    def step() -> None:
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimiser.step()
+
+    step()
+    return step
+
+
+def _one_vector(weights: Sequence[nn.Parameter]) -> Callable[[], None]:
+    gradients, flat = [torch.randn_like(w) for w in weights], FlatWeights(weights)
+    optimiser = torch.optim.Adam(flat.vectors, fused=True)
+
+    def step() -> None:
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        flat.gather()
+        torch.nn.utils.clip_grad_norm_(flat.vectors, 1.0)
+        optimiser.step()
+
+    step()
+    return step
+
+
+def by_autograd(g: ICNN, x: Tensor) -> Tensor:
+    """g(x) from ∇P by reverse differentiation, itself differentiable where x is."""
+    with torch.enable_grad():
+        leaf = x if x.requires_grad else x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(g.potential(leaf).sum(), leaf, create_graph=x.requires_grad)
+    return torch.lerp(gradient, x, g.strong_convexity)
+
+
+def closed_form(bench: Bench) -> Iterator[Comparison]:
+    """g in closed form, compiled, against autograd of its potential, which cannot be compiled twice over."""
+    s = bench.settings("burgers", "paper")
+    shape, g = build.dataset(s.data).shape, build.mirror(s.map, 1).g.to(bench.device)
+    assert isinstance(g, ICNN)
+    weights = [p for p in g.parameters() if p.requires_grad]
+    ways: tuple[Callable[[Tensor], Tensor], ...] = (torch.compile(g) if bench.compile else g, partial(by_autograd, g))
+
+    def forward(way: Callable[[Tensor], Tensor], x: Tensor) -> None:
+        with torch.set_grad_enabled(x.requires_grad):
+            y = way(x)
+        if x.requires_grad:
+            torch.autograd.grad(y, [x, *weights], torch.ones_like(y))
+
+    for what, batch in (("g", 1024), ("g with gradients", 256)):
+        x = bench.images(batch // 8 if bench.quick else batch, shape).requires_grad_("with" in what)
+        with bench.arithmetic():
+            for way in ways:
+                forward(way, x)  # compiles
+            ours, theirs = (len(x) / bench.seconds(partial(forward, way, x)) for way in ways)
+        yield Comparison(f"{what}, batch {len(x)}", RATE, ours, "autograd", theirs)
+
+
+def recorded(bench: Bench) -> Iterator[Comparison]:
+    """The score network with kernels of our own as one recorded CUDA graph, against the same compiled by torch."""
+    train_step, draw = partial(score_step, name="paper"), partial(sampling, name="paper", steps=100)
+    works = (("score step", train_step, 64), ("score step", train_step, 256), ("sampling", draw, 256))
+    for what, work, batch in works:
+        own = replace(bench, batch=batch // 8 if bench.quick else batch)
+        ours = _rate(own, work)
+        with compiled_by_torch():
+            theirs = _rate(own, work)
+        yield Comparison(f"{what}, batch {own.batch}", RATE, ours, "compiled", theirs)
+
+
+def _rate(bench: Bench, work: Callable[[Bench], Figures]) -> float:
+    bench.fresh()
+    found = work(bench).images_per_second
+    torch.compiler.reset()
+    return found
+
+
+def posterior_memory(bench: Bench) -> Iterator[Comparison]:
+    """GPU memory and time of 32 posterior samples of 128×256×2 by mirror DPS, in bf16 against plain float32.
+
+    The networks of the divergence-free experiment are untrained: what they hold does not depend on what they learned.
+    """
+    s = _divergence(bench)
+    default = Sampling().together(build.dataset(s.data).shape)
+    for together in (default, 32):
+        what = f"32 posterior samples, {together} together"
+        ours, theirs = (_posterior(replace(bench, precision=name), s, together) for name in ("auto", "fp32"))
+        yield Comparison(f"{what}, a step", "s", ours[0], "fp32", theirs[0])
+        if bench.device.type == "cuda":
+            limit = POSTERIOR_GIB if together == default else None
+            yield Comparison(f"{what}, memory", "GiB", ours[1], "fp32", theirs[1], limit)
+
+
+def _divergence(bench: Bench) -> Settings:
+    s = bench.settings("divergence", "paper")
+    return replace(s, data=DivergenceData(size=8, rows=1, columns=2)) if bench.quick else s
+
+
+def _posterior(bench: Bench, s: Settings, together: int, steps: int = 3) -> tuple[float, float]:
+    """Seconds of a step, and GiB."""
+    shape = build.dataset(s.data).shape
+    model = build.diffusion(s.mdm.network, s.mdm.diffusion, shape, seed=0)
+    prior = Mirrored(model, build.mirror(s.map, shape[0])).to(bench.device)
+    operator = named_operator(papers_observation(s.data), s.data, shape)
+    y, how = operator(torch.zeros(1, *shape)).to(bench.device), (DPSGuidance(1e-3), DDIMSteps(steps))
+    bench.fresh()
+    start = bench.clock()
+    with bench.arithmetic():
+        sample_posterior(
+            *(prior, y, operator, GaussianNoise(std=0.2)),
+            n=4 if bench.quick else 32,
+            guidance=how[0],
+            steps=how[1],
+            batch_size=together,
+            generator=0,
+            progress=False,
+        )
+    seconds = (bench.clock() - start) / steps
+    return seconds, torch.cuda.max_memory_reserved() / 2**30 if bench.device.type == "cuda" else 0.0
+
+
+# In processes of their own
+
+
+def _apart(bench: Bench, caches: str, section: str, *arguments: str) -> dict[str, float]:
+    """What `CHILDREN[section]` finds in another process, whose compilers use the folder `caches`."""
+    found: dict[str, float] = told_by(
+        SCRIPT, ["--child", section, *arguments, *(["--quick"] if bench.quick else [])], caches
+    )
+    return found
+
+
+def implicit_step(bench: Bench) -> Iterator[Comparison]:
+    """All sweeps of an implicit step of Burgers' ℓ in one kernel, against a kernel for every sweep; both compiled."""
+    for what, work in (("ℓ and gradient, batch 128", "distance"), ("map step, preset gpu, batch 128", "map")):
+        found = {}
+        for way in ("kernel", "sweeps"):
+            with tempfile.TemporaryDirectory() as caches:
+                found[way] = _apart(bench, caches, "implicit-step", work, way)
+        for figure, unit in (("", RATE), (", warm-up", "s")):
+            ours, theirs = (found[way][unit] for way in ("kernel", "sweeps"))
+            yield Comparison(what + figure, unit, ours, "a kernel for every sweep", theirs)
+
+
+def implicit_child(bench: Bench, work: str, way: str) -> dict[str, float]:
+    """Rate and warm-up of one work by one way."""
+    step = partial(map_step, experiment="burgers", name="gpu")
+    works: dict[str, Callable[[Bench], Figures]] = {"distance": distance, "map": step}
+    with patch("namm.simulators.burgers._has_kernel", lambda *_: way == "kernel"):
+        found = works[work](replace(bench, batch=16 if bench.quick else 128))
+    return {RATE: found.images_per_second, "s": found.warmup_seconds}
+
+
+def warm_up(bench: Bench) -> Iterator[Comparison]:
+    """Seconds from the start of a process to its first step, recorded against compiled by torch; preset `gpu`."""
+    for stage in ("training", "sampling"):
+        found = {}
+        for way in ("recorded", "compiled"):
+            with tempfile.TemporaryDirectory() as caches:  # the second process finds what the first has left
+                for each in FIRST_STEP:
+                    found[way, each] = _apart(bench, caches, "warm-up", stage, way, repr(time.time()))["s"]
+        for each, limit in FIRST_STEP.items():
+            what, asked = f"first step of {stage}, {each} cache", None if bench.quick else limit
+            yield Comparison(what, "s", found["recorded", each], "compiled", found["compiled", each], asked)
+
+
+def warm_up_child(bench: Bench, stage: str, way: str, start: str) -> dict[str, float]:
+    """Seconds since `start`, a time of the machine's clock, when the first step is done."""
+    s, first = bench.settings("burgers", "gpu"), []
+
+    def done() -> None:
+        bench.clock()
+        first.append(time.time() - float(start))
+
+    model = score_model(s)
+    with compiled_by_torch() if way == "compiled" else nullcontext():
+        if stage == "sampling":
+            batch = 4 if bench.quick else 256
+            y = bench.images(batch, bench.place(model).sample_shape)
+            with torch.no_grad(), bench.arithmetic(), model.compiled(batch) if bench.compile else nullcontext():
+                model.denoise(y, torch.ones(batch, device=y.device))
+            done()
+        else:
+            how = replace(s.mdm.train, budget="1 steps", compile=bench.compile, validations=0, milestones=0)
+            images = bench.images(how.batch_size, model.sample_shape)
+            train(ModelObjective(model), (images,), how, after_step=done, progress=False)
+    return {"s": first[0]}
+
+
+SECTIONS: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
+    "update": update,
+    "closed-form": closed_form,
+    "recorded": recorded,
+    "implicit-step": implicit_step,
+    "warm-up": warm_up,
+    "posterior-memory": posterior_memory,
+}
+CHILDREN: dict[str, Callable[..., dict[str, float]]] = {"implicit-step": implicit_child, "warm-up": warm_up_child}

@@ -1,0 +1,38 @@
+"""What models share: statistics of channels, and noise that belongs to a sample."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from namm.generative.base import Noise, as_seed, channel_statistics
+
+
+def test_statistics_stream_over_pieces(monkeypatch):
+    monkeypatch.setattr("namm.generative.base.CHUNK", 7)
+    y = 1000 + torch.randn(40, 2, 6, 5) * torch.tensor([1.0, 0.01]).reshape(2, 1, 1)
+    mean, deviation = channel_statistics(y.numpy(), (2, 6, 5))
+    assert np.allclose(mean, y.double().numpy().mean((0, 2, 3)), rtol=1e-12)
+    assert np.allclose(deviation, y.double().numpy().std((0, 2, 3)), rtol=1e-9)
+
+
+@given(st.integers(0, 200), st.integers(1, 150), st.integers(0, 3))
+def test_noise_is_a_slice_of_an_endless_stream(start, n, step):
+    like = torch.zeros(1)
+    endless = Noise(1, 0, 400, (1, 2), like)(step)
+    part = Noise(1, start, start + n, (1, 2), like)(step)
+    assert torch.equal(part, endless[start : start + n])
+    assert not torch.equal(part, Noise(1, start, start + n, (1, 2), like)(step + 1))
+    assert torch.equal(Noise(1, start, start + n, (1, 2), like.double())(step), part.double())
+
+
+def test_generators_seeds_and_the_global_generator():
+    assert as_seed(7) == 7
+    a, b = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    assert as_seed(a) == as_seed(b)
+    assert as_seed(a) != as_seed(torch.Generator().manual_seed(1))  # a has moved on
+    torch.manual_seed(4)
+    first = as_seed(None)
+    torch.manual_seed(4)
+    assert as_seed(None) == first
+    assert as_seed(None) != first

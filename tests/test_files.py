@@ -1,0 +1,99 @@
+"""Nothing is written through a link: a folder that somebody else made costs no file of the user's."""
+
+import os
+import stat
+
+import h5py
+import numpy as np
+import pytest
+
+from namm.datasets.partial import grow, only_writer, write_block
+from namm.errors import FolderInUseError, RunFolderError
+from namm.files import owned, write_atomically
+from namm.training.log import MetricsLog
+
+CONTENT = "years of work"
+
+
+@pytest.fixture
+def precious(tmp_path):
+    """A file of the user's, beside a stranger's folder."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "precious").write_text(CONTENT)
+    return tmp_path / "precious"
+
+
+def test_a_lock_of_a_run_that_is_a_link_is_refused(precious):
+    lock = precious.parent / "run" / ".lock"
+    lock.symlink_to(precious)
+    with pytest.raises(RunFolderError, match=r"run/\.lock is a link"), owned(precious.parent / "run"):
+        pytest.fail("held")
+    assert precious.read_text() == CONTENT
+    lock.unlink()
+    lock.symlink_to(precious.parent / "not there")
+    with pytest.raises(RunFolderError, match=r"run/\.lock is a link"), owned(precious.parent / "run"):
+        pytest.fail("held")
+    assert not (precious.parent / "not there").exists()
+
+
+def test_a_lock_of_a_file_that_is_a_link_is_refused(precious):
+    path = precious.parent / "run" / "x.h5"
+    (path.parent / "x.h5.lock").symlink_to(precious)
+    with pytest.raises(RunFolderError, match=r"x\.h5\.lock is a link"), only_writer(path):
+        pytest.fail("held")
+    assert precious.read_text() == CONTENT
+
+
+def test_a_lock_says_who_holds_it_and_keeps_saying_so(tmp_path):
+    with owned(tmp_path):
+        for _ in range(2):
+            message = f"in use by process {os.getpid()}:"
+            with pytest.raises(FolderInUseError, match=message), owned(tmp_path):
+                pytest.fail("held twice")
+        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()}"
+
+
+def test_a_file_is_not_written_through_the_name_that_it_grows_under(precious):
+    path = precious.parent / "run" / "settings.yaml"
+    path.with_name(f".settings.yaml.{os.getpid()}.partial").symlink_to(precious)
+    path.symlink_to(precious)
+    write_atomically(path, "new")
+    assert (path.read_text(), path.is_symlink(), precious.read_text()) == ("new", False, CONTENT)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o666, 0o640), (0o600, 0o600)])
+def test_the_mode_of_a_new_file_is_what_was_asked_for_less_the_umask(tmp_path, mode, expected):
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "x", b"", mode)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == expected
+
+
+def test_a_growing_file_is_not_written_through_links(precious):
+    path = precious.parent / "run" / "x.h5"
+    rows = np.ones((2, 3), np.float32)
+
+    def fill(file, blocks):
+        for block in blocks:
+            write_block(file, block, rows)
+
+    partial = path.with_name("x.h5.partial")
+    partial.symlink_to(precious)
+    with pytest.raises(RunFolderError, match=r"x\.h5\.partial is a link"):
+        grow(path, {"a": (2, 3)}, {"namm_version": "0"}, fill)
+    partial.unlink()
+    path.with_name("x.h5.partial.draft").symlink_to(precious)
+    grow(path, {"a": (2, 3)}, {"namm_version": "0"}, fill)
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(file["a"], rows)
+    assert precious.read_text() == CONTENT
+
+
+def test_a_log_is_not_begun_through_a_link(precious):
+    target = precious.parent / "not there"
+    (precious.parent / "run" / "metrics.jsonl").symlink_to(target)
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is a link"):
+        MetricsLog(precious.parent / "run" / "metrics.jsonl", after_step=0)
+    assert not target.exists()
