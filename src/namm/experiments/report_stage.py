@@ -121,7 +121,7 @@ def collect(run: Path) -> Contents:
         changed=_changed(chosen),
         settings=(run / SETTINGS).read_text(),
         stages=stages,
-        verdict=attempt("verdict", lambda: run_verdict(run), None),
+        verdict=attempt("evaluate" if "evaluate" in done else "map", lambda: run_verdict(run), None),
         rows=attempt("evaluate", lambda: _rows(metrics, chosen.reported), []),
         ours=_costs(done, EQUAL_COMPUTE),
         baseline=_costs(done, ("dm",)),
