@@ -175,7 +175,7 @@ def _fits(s: Score, chi2: float) -> bool:
 def figure(studies: Mapping[int, Study], path: Path) -> None:
     """ℓ against error of everything that was tried, filled where χ² fits, a star where it was chosen; by seed."""
     from namm.report.figures import look, new_figure, plain_ticks, save
-    from namm.report.figures_inverse import COLOURS
+    from namm.report.figures.inverse import COLOURS
 
     with look("light"):
         drawing = new_figure(2.6 * len(studies) + 0.3)

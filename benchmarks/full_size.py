@@ -44,7 +44,7 @@ from namm.files import write_atomically, write_json
 
 if TYPE_CHECKING:
     from namm.report.contents import Contents, Row
-    from namm.report.figures_samples import Method
+    from namm.report.figures.samples import Method
 
 
 # What is run
@@ -140,7 +140,7 @@ def draw(cells: Sequence[CellOutcome], contents: "Contents", results: Path) -> N
     """Samples of the first seed beside data; ℓ against compute over all seeds, where there are milestones."""
     from namm.experiments.paper.efficiency import fig4
     from namm.report.figures import look, save
-    from namm.report.figures_samples import samples_figure
+    from namm.report.figures.samples import samples_figure
 
     with look("light"):
         ours, base = contents.methods

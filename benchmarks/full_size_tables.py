@@ -7,6 +7,7 @@ from typing import Any
 from against_baseline import LABELS
 from namm.experiments.paper.shown import NOT_THE_PAPERS, Table, Value
 from namm.experiments.stages import STAGES
+from namm.formatting import format_number
 
 Found = dict[str, Any]
 SECONDS = 480
@@ -129,7 +130,8 @@ def quality(report: Found) -> str:
                 rows.append([seed, label, row["distance"], row["cd"], mmd, kid, *rest])
     for name, label in LABELS.items():
         if row := report["paper"].get(name):
-            rows.append(["paper", label, None, row["cd"], row["mmd"], 1e4 * row["kid"], row["fid"], None, None])
+            cd, fid = (format_number(row[key], "g") for key in ("cd", "fid"))
+            rows.append(["paper", label, None, cd, row["mmd"], 1e4 * row["kid"], fid, None, None])
     return Table(formats, rows).markdown()
 
 

@@ -13,7 +13,7 @@ SOURCE = Path(namm.__file__).parent
 
 # From left to right in the picture of the design: a package may import those before it and itself.
 ORDER = [
-    *("errors", "_version", "files", "precision", "numerics", "gpu", "progress", "memory"),
+    *("errors", "_version", "formatting", "files", "precision", "numerics", "gpu", "progress", "memory"),
     *("simulators", "constraints", "datasets", "evaluation", "maps", "generative", "training", "inverse"),
     *("report", "pipeline", "import_flax", "experiments", "cli"),
 ]

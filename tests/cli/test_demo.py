@@ -10,7 +10,7 @@ from namm.experiments.demo import ABOUT
 from namm.experiments.folder import SETTINGS, read_record
 from namm.experiments.plain import read_yaml
 from namm.experiments.presets import preset
-from namm.report import html
+from namm.report import page
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +19,8 @@ def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "my demo"
     printed = []
     with pytest.MonkeyPatch.context() as patch:
-        draw = html.png
-        patch.setattr(html, "png", lambda figure, theme: draw(figure, theme, dpi=20))  # nobody looks at these
+        draw = page.png
+        patch.setattr(page, "png", lambda figure, theme: draw(figure, theme, dpi=20))  # nobody looks at these
         patch.setattr("namm.cli.demo.tell", printed.append)
         for _ in range(2):
             assert main(["demo", "--quick", "--seed", "3", "--out", str(folder)]) == 0

@@ -13,6 +13,7 @@ import pytest
 from namm.cli import main
 from namm.experiments.cells import CellOutcome, Jobs
 from namm.experiments.paper.items import ITEMS
+from namm.formatting import format_number
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_a_table_of_a_run_is_printed_and_a_failure_is_the_exit_code(
     assert "burgers-seed0: done before" in printed
     ours = json.loads((out / "burgers-seed0" / "evaluate" / "metrics.json").read_text())["rows"]["finetuned"]
     line = next(line for line in printed.splitlines() if line.startswith("| burgers    | ours  "))
-    assert f"| {ours['distance']['mean']:.3g}" in line
+    assert f"| {format_number(ours['distance']['mean'])}" in line
     assert f"| {ours['mmd'][0]:.4f}" in line
     assert "table1.csv" in printed
     assert asked == [("burgers", "gpu")]

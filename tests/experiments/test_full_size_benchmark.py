@@ -66,7 +66,8 @@ def table(text, *starts):
 
 
 def numbers(cells):
-    return [float(value) for cell in cells for value in re.findall(r"-?\d+\.?\d*(?:e[+-]\d+)?", cell)]
+    plain = [cell.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")).replace("·10", "e") for cell in cells]
+    return [float(value) for cell in plain for value in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", cell)]
 
 
 def test_the_figures_are_those_of_the_runs(written, tiny_preset):

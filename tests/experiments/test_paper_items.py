@@ -27,6 +27,7 @@ from namm.experiments.paper.wanted import WEIGHTS, base_cells, cross_cells, grid
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
 from namm.experiments.share import share
 from namm.files import owned
+from namm.formatting import format_number
 from namm.maps import MirrorMap
 
 
@@ -131,7 +132,7 @@ def test_table1_is_what_the_evaluations_measured(made, out):
     assert (ours["CD, paper"], ours["MMD, paper"], ours["KID, paper"]) == (0.04, 0.1291, 0.0022)
     assert row(out, "table1", experiment="burgers", method="baseline repaired")["CD, paper"] is None
     page = (out / "table1" / "table1.md").read_text()
-    assert f"{ours['CD']['mean']:.3g} ± {ours['CD']['std']:.3g}" in page
+    assert f"{format_number(ours['CD']['mean'])} ± {format_number(ours['CD']['std'])}" in page
     assert result.shown.table.markdown() in page
     change = 100 * (ours["ℓ"]["mean"] / row(out, "table1", experiment="burgers", method="baseline")["ℓ"]["mean"] - 1)
     assert abs(change) > 1

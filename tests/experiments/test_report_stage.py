@@ -19,7 +19,7 @@ from namm.experiments.report_stage import FILE, PARTIAL, collect, make_report, v
 from namm.experiments.run import run
 from namm.experiments.stages import Work
 from namm.files import owned
-from namm.report import html
+from namm.report import page as page_module
 from namm.report.figures import png
 
 
@@ -33,7 +33,7 @@ def whole(whole_run, tiny_preset, tmp_path_factory):
 
 @pytest.fixture
 def copy(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(html, "png", partial(png, dpi=20))  # nobody looks at these
+    monkeypatch.setattr(page_module, "png", partial(png, dpi=20))  # nobody looks at these
     return shutil.copytree(whole, tmp_path / whole.name)
 
 
@@ -42,6 +42,7 @@ class Reader(HTMLParser):
         super().__init__()
         self.numbers, self.text, self.images = [], "", 0
         self.feed(text)
+        self.text = " ".join(self.text.split())
 
     def handle_starttag(self, tag, attrs):
         self.images += tag == "img"

@@ -5,7 +5,7 @@ import pytest
 
 from namm.errors import DataError
 from namm.report.figures import View
-from namm.report.figures_inverse import Reconstruction, Tried, assimilation_figure, colours, guidance_figure
+from namm.report.figures.inverse import Reconstruction, Tried, assimilation_figure, colours, guidance_figure
 
 RNG = np.random.default_rng(0)
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from namm.errors import DataError
-from namm.report.figures import INK, View, limits, look, mosaic, plain_ticks, png, short
-from namm.report.figures_samples import Method, grids_figure, samples_figure
+from namm.formatting import format_number
+from namm.report.figures.base import INK, View, limits, look, mosaic, plain_ticks, png
+from namm.report.figures.samples import Method, grids_figure, samples_figure
 
 RNG = np.random.default_rng(0)
 
@@ -71,8 +72,8 @@ def test_every_sample_has_its_distance_and_the_histogram_all_of_them():
     heights = sum(patch.get_height() for patch in axes.patches)
     assert heights == 100  # every sample is in a bin
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert f"ours: mean {short(ours.distances.mean())}" in labels
-    assert "data: mean 4.0e-08" in labels
+    assert f"ours: mean {format_number(ours.distances.mean(), '.2g')}" in labels
+    assert "data: mean 4.0·10⁻⁸" in labels
 
 
 def test_without_a_residual_of_both_methods_there_are_images_alone():

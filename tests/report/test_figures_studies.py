@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from namm.errors import DataError
-from namm.report.figures import DATA, OTHER, OURS, png
-from namm.report.figures_studies import (
+from namm.report.figures.base import DATA, OTHER, OURS, png
+from namm.report.figures.studies import (
     Curve,
     Scored,
     Variant,
@@ -53,7 +53,7 @@ def test_curves_are_drawn_where_they_are_with_bars_that_stay_above_zero():
     ends = np.array(axes.collections[0].get_segments())[:, :, 1]
     np.testing.assert_allclose(ends[:, 1], MEAN + STD)
     np.testing.assert_allclose(ends[:, 0], [0.2, 0.02, 0.09])  # 0.2 − 0.5 would be below zero
-    assert sorted(legend(axes)) == ["data: mean 1.0e-07", "ours: 0.10"]
+    assert sorted(legend(axes)) == ["data: mean 1.0·10⁻⁷", "ours: 0.10"]
 
 
 def test_a_single_point_and_a_distance_of_zero_are_curves_too():

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from namm.errors import ConstraintError, DataError, UsageError
+from namm.formatting import html_table
 from namm.numerics import at_least_float32, generator
 
 if TYPE_CHECKING:
@@ -103,6 +104,17 @@ class ConstraintReport:
                 f"  gradient  mean norm {self.gradient_norm:.3g} at the noisy data",
             ]
         )
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "floor: mean ℓ": self.mean,
+            "std": self.std,
+            f"max (image {self.worst})": self.max,
+            f"mean ℓ with noise of {self.noise:g} data std": self.noisy_mean,
+            "floor / noisy": self.floor_ratio,
+            "mean gradient norm, noisy": self.gradient_norm,
+        }
+        return html_table(f"{self.name} on {self.n} images", rows.items())
 
 
 def finite_number(value: object) -> float | None:

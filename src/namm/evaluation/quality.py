@@ -23,6 +23,7 @@ from namm.datasets.batches import Images, check_images
 from namm.errors import ConstraintError
 from namm.evaluation.mmd import Estimate, mmd, mmd_error, mmd_floor
 from namm.evaluation.rows import View, random_rows, read, require_comparable, require_size, wide
+from namm.formatting import format_number, html_table
 
 BATCH = 256
 """Images measured at a time."""
@@ -62,6 +63,11 @@ class DistanceSummary:
         """CD = 100·λ·ℓ, as the paper reports it, with `weight` λ."""
         return 100 * weight * self.mean
 
+    def _repr_html_(self) -> str:
+        mean = f"{format_number(self.mean)} ± {format_number(self.std, '.2g')}"
+        rows = {"mean ± std": mean, "median": self.median, f"max (image {self.worst})": self.max}
+        return html_table(f"ℓ of {self.n} images", rows.items())
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -72,6 +78,12 @@ class Scores:
     total_variation: float
     spread: float
     mmd_error: float
+
+    def _repr_html_(self) -> str:
+        mmd = f"{format_number(self.mmd[0])} ± {format_number(self.mmd[1], '.2g')}"
+        over = {"total variation / data's": self.total_variation, "spread / data's": self.spread}
+        rows = {"mean ℓ": self.distance.mean, "largest ℓ": self.distance.max, "√MMD²": mmd, **over}
+        return html_table(f"{self.distance.n} samples against data", rows.items())
 
 
 def total_variation(x: Tensor) -> Tensor:

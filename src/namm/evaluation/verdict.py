@@ -24,6 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from namm.formatting import html_table
+
 Outcome = Literal["works", "no gain", "collapsed"]
 
 LEAST_SPREAD, VARIATION = 0.7, (0.5, 2.0)
@@ -108,6 +110,10 @@ class Verdict:
         """The verdict as the terminal shows it: the outcome, the findings, what to try next."""
         marks = [f"  {'+' if finding.holds else '-'} {finding.sentence}" for finding in self.findings]
         return [f"verdict: {self.outcome}", *marks, *(f"  try: {step}" for step in self.next_steps)]
+
+    def _repr_html_(self) -> str:
+        findings = [("✓" if finding.holds else "✗", finding.sentence) for finding in self.findings]
+        return html_table(f"verdict: {self.outcome}", [*findings, *(("try", step) for step in self.next_steps)])
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as plain values."""

@@ -14,7 +14,7 @@ from namm.experiments.assimilation_tasks import Task
 from namm.experiments.report_stage import view_of
 from namm.inverse import Columns, Mask, Operator, States
 from namm.report.figures import Array
-from namm.report.figures_inverse import Reconstruction, assimilation_figure
+from namm.report.figures.inverse import Reconstruction, assimilation_figure
 
 ORDER = ("mirror-dps", "dps", "cg-dps")
 

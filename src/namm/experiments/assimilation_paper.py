@@ -31,7 +31,7 @@ from namm.experiments.paper.shown import Shown, Table
 from namm.files import write_atomically, write_json
 from namm.inverse import AncestralSteps, DDIMSteps
 from namm.report.figures import Array
-from namm.report.figures_inverse import Tried, guidance_figure
+from namm.report.figures.inverse import Tried, guidance_figure
 
 FILE, SCORES, PICTURES = "assimilation.h5", "scores.json", "pictures.npz"
 SETTINGS = [Setting(method, weight=PAPER_WEIGHT if method == "cg-dps" else 0.0) for method in METHODS]

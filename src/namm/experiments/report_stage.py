@@ -39,8 +39,8 @@ from namm.files import write_atomically
 from namm.generative.sample_file import SampleFile
 from namm.report.contents import Contents, Cost, Paper, Row, StageLine
 from namm.report.figures import Array, View
-from namm.report.figures_samples import Method
-from namm.report.sections import report
+from namm.report.figures.samples import Method
+from namm.report.page import render_page
 from namm.training.log import read_metrics
 
 FILE = "report.html"
@@ -62,7 +62,7 @@ def make_report(work: Work) -> Outcome:
     contents = collect(work.folder.parent)
     if lacking := [problem for problem in contents.problems if not problem.startswith(RESIDUAL)]:
         raise RunFolderError(f"the report cannot be made. {' '.join(lacking)}")
-    write_atomically(work.folder / FILE, report(contents))
+    write_atomically(work.folder / FILE, render_page(contents))
     return Outcome({}, (FILE,))
 
 
@@ -81,7 +81,7 @@ def write_report(run: Path) -> Path:
         return run / last.name / FILE
     else:
         path = run / last.name / FILE
-    write_atomically(path, report(collect(run)))  # needs no lock: a run may be looked at while it goes on
+    write_atomically(path, render_page(collect(run)))  # needs no lock: a run may be looked at while it goes on
     return path
 
 
@@ -121,7 +121,7 @@ def collect(run: Path) -> Contents:
         changed=_changed(chosen),
         settings=(run / SETTINGS).read_text(),
         stages=stages,
-        verdict=attempt("verdict", lambda: run_verdict(run), None),
+        verdict=attempt("evaluate" if "evaluate" in done else "map", lambda: run_verdict(run), None),
         rows=attempt("evaluate", lambda: _rows(metrics, chosen.reported), []),
         ours=_costs(done, EQUAL_COMPUTE),
         baseline=_costs(done, ("dm",)),

@@ -1,1 +1,1 @@
-"""Figures and, later, reports, made from stored results."""
+"""The report of a run: its `contents`, the `page` made of them, and `figures`."""

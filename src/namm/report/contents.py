@@ -6,8 +6,18 @@ from typing import Any
 
 from namm.evaluation.milestone import Milestone
 from namm.evaluation.verdict import Verdict
-from namm.report.figures import Array, View
-from namm.report.figures_samples import Method
+from namm.report.figures.base import Array, View
+from namm.report.figures.samples import Method
+
+ROWS = {
+    "data": ("data", "other real images: the floor"),
+    "mdm": ("ours, not finetuned", "f(ỹ), ỹ sampled in mirror space"),
+    "finetuned": ("ours", "the same ỹ through the finetuned f"),
+    "dm": ("baseline", "the same model, trained on the images"),
+    "projected": ("baseline + project", "its samples, moved onto the rule"),
+    "repaired": ("baseline repaired", "f(g(x)) of its samples"),
+}
+"""Rows of an evaluation by name: what tables call them, and what they are."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from torch import Tensor
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe
 from namm.errors import Interrupted, TrainingError, UsageError
 from namm.files import owned, remove_partials, write_json
+from namm.formatting import html_table
 from namm.gpu import Recorded, can_record, compile_options, lay_out
 from namm.numerics import autocast, backends, fold, generator, seed_torch
 from namm.training.checkpoint import CheckpointFolder, write
@@ -61,6 +62,12 @@ class TrainResult:
     folder: Path | None
     kept_step: int | None = None
     collapsed: bool = False
+
+    def _repr_html_(self) -> str:
+        work = {"steps": self.steps, "images": self.images, "compute seconds": self.compute_seconds}
+        kept = {} if self.kept_step is None else {"weights of step": self.kept_step}
+        title = "training, ended by a collapse" if self.collapsed else "training"
+        return html_table(title, {**work, **kept, **self.losses, "folder": self.folder}.items())
 
 
 class Watch(Protocol):

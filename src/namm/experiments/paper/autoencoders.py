@@ -31,7 +31,7 @@ from namm.experiments.trained import describe_samples
 from namm.files import write_json
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import IdentityMap
-from namm.report.figures_samples import Method, samples_figure
+from namm.report.figures.samples import Method, samples_figure
 
 FILE = "scores.json"
 NAMES = {"mvae": "MVAE", "vae": "VAE", "data": "data"}

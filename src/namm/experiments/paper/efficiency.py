@@ -12,7 +12,7 @@ from namm.experiments.cells import CellOutcome
 from namm.experiments.paper.measured import by_experiment, complete, metrics
 from namm.experiments.paper.shown import Shown, Table, over_seeds
 from namm.report.figures import BASELINE, OTHER, OURS
-from namm.report.figures_studies import Curve, efficiency_figure
+from namm.report.figures.studies import Curve, efficiency_figure
 
 CURVES = {"mdm": ("ours, not finetuned", OTHER), "finetune": ("ours", OURS), "dm": ("baseline", BASELINE)}
 FORMATS = {

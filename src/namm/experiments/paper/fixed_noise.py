@@ -15,7 +15,7 @@ from namm.experiments.paper.shown import Shown, Table, over_seeds
 from namm.experiments.samples_stage import HELD_OUT
 from namm.generative.sample_file import SampleFile
 from namm.report.figures import Array
-from namm.report.figures_studies import fixed_noise_figure
+from namm.report.figures.studies import fixed_noise_figure
 
 STAGES = {"before": "before finetuning", "after": "after finetuning"}
 NOISES = {"uniform": "σ ~ U(0, σ_max)", "fixed": "σ = σ_max"}

@@ -37,7 +37,7 @@ from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import MirrorMap, ResNet
 from namm.numerics import fold
 from namm.report.figures import Array
-from namm.report.figures_studies import Variant, forward_maps_figure
+from namm.report.figures.studies import Variant, forward_maps_figure
 from namm.training.maps import train_map
 from namm.training.models import train_model
 from namm.training.objectives import identity_regulariser

@@ -32,10 +32,10 @@ from namm.experiments.paper.shown import Shown, Table, over_seeds
 from namm.experiments.trained import device
 from namm.files import write_json
 from namm.generative.sample_file import SampleFile
-from namm.report.words import ROWS
+from namm.report.contents import ROWS
 
 FILE = "fid.json"
-FORMATS = {"experiment": "", "method": "", "seeds": "d", "images": "d", "FID": ".4g", "FID, paper": ".4g"}
+FORMATS = {"experiment": "", "method": "", "seeds": "d", "images": "d", "FID": ".4g", "FID, paper": "g"}
 STAGES = ("data", "map", "evaluate")
 
 

@@ -13,7 +13,7 @@ from namm.experiments.paper.scores import FORMATS, METHODS, no_kid, score_rows
 from namm.experiments.paper.shown import Shown, Table
 from namm.experiments.report_stage import collect
 from namm.report.contents import Contents
-from namm.report.figures_samples import grids_figure, samples_figure
+from namm.report.figures.samples import grids_figure, samples_figure
 
 Draw = Callable[[Contents], tuple[Figure, Any]]
 """A figure and the numbers that it shows."""

@@ -7,7 +7,7 @@ from namm.experiments.cells import CellOutcome
 from namm.experiments.paper.measured import by_experiment, complete, metrics
 from namm.experiments.paper.shown import Shown, Table, Value, over_seeds
 from namm.experiments.presets import Reported, Scores
-from namm.report.words import ROWS
+from namm.report.contents import ROWS
 
 METHODS = ("mdm", "finetuned", "dm")
 """Those that the paper has too."""
@@ -17,7 +17,7 @@ FIGURES = {
     "seeds": "d",
     "ℓ": ".3g",
     "CD": ".3g",
-    "CD, paper": ".3g",
+    "CD, paper": "g",
     "MMD": ".4f",
     "MMD, paper": ".4f",
     "KID": ".4f",

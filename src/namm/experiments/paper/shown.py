@@ -18,12 +18,12 @@ from namm.experiments.folder import RECORD, now, read_record
 from namm.experiments.paper.items import Item
 from namm.experiments.paper.wanted import seed_of
 from namm.files import write_atomically, write_json
+from namm.formatting import format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "pdf")
-ABSENT = "–"
 NOT_THE_PAPERS = (
     "The paper's numbers are those of its own sizes, networks and epochs, and √MMD² and FID depend on the numbers of "
     "images: beside this preset they are for orientation."
@@ -57,7 +57,7 @@ def over_seeds(values: Sequence[float]) -> OverSeeds | None:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values under titles; `formats` are those of `format`, by title, for numbers."""
+    """Rows of values under titles; `formats` are those of `format_number`, by title, for numbers."""
 
     formats: Mapping[str, str]
     rows: Sequence[Sequence[Value]]
@@ -183,11 +183,9 @@ def _bullets(lines: Sequence[str]) -> list[str]:
 
 def _text(value: Value, spec: str) -> str:
     if isinstance(value, OverSeeds):
-        std = "" if value.std is None else f" ± {value.std:{spec}}"
-        return f"{value.mean:{spec}}{std}"
-    if value is None:
-        return ABSENT
-    return value if isinstance(value, str) else f"{value:{spec}}"
+        std = "" if value.std is None else f" ± {format_number(value.std, spec)}"
+        return f"{format_number(value.mean, spec)}{std}"
+    return value if isinstance(value, str) else format_number(value, spec)
 
 
 def _two(value: Value) -> list[Value]:

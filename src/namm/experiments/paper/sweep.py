@@ -33,7 +33,7 @@ from namm.experiments.samples_stage import TRAIN
 from namm.experiments.trained import device
 from namm.files import write_json
 from namm.generative.sample_file import SampleFile
-from namm.report.figures_studies import Scored, Variant, ablation_figure, sensitivity_figure
+from namm.report.figures.studies import Scored, Variant, ablation_figure, sensitivity_figure
 
 FILE = "scores.json"
 FORMATS = {"experiment": "", "λ_constr": "g", "σ_max": "g", **FIGURES}

@@ -10,10 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from namm.errors import DataError
-from namm.report.figures import (
+from namm.formatting import format_number
+from namm.report.figures.base import (
     BASELINE,
     OTHER,
     OURS,
+    RAW,
     VALUES,
     WIDTH,
     Array,
@@ -26,11 +28,9 @@ from namm.report.figures import (
     new_figure,
     plain_ticks,
     require_finite,
-    short,
     show_mosaic,
 )
 
-RAW = View()
 COLOURS = {"mirror DPS": OURS, "DPS": BASELINE, "CG-DPS": OTHER}
 """By the beginning of a method's name."""
 BAR, TITLE = 0.75, 0.25  # inches that a colour bar and a line of text take
@@ -115,7 +115,7 @@ def assimilation_figure(
     _images(parts[0], rows, columns, view, observed is not None)
     _side_by_side(parts[1], spreads, False, "spread", {})
     if shown:
-        ell = {m.name: f"ℓ {short(m.shown_distance)}" for m in methods}
+        ell = {m.name: f"ℓ {format_number(m.shown_distance, '.2g')}" for m in methods}
         _side_by_side(parts[2], shown, True, residual_label, ell)
     axes = parts[-1].subplots()
     histograms(axes, {m.name: m.distances for m in methods}, colours(list(rows)[1:]), floor)
@@ -201,7 +201,9 @@ def _table_of_pictures(
         shown = show_mosaic(axis, row, len(zetas), ends, signed)
         axis.set_ylabel(name)
         first = [f"ζ {zeta:g}\n" if axis is axes[0] else "" for zeta in zetas]
-        told = [f"ℓ {short(images[name, zeta].distance)}" if (name, zeta) in images else "" for zeta in zetas]
+        told = [
+            f"ℓ {format_number(images[name, zeta].distance, '.2g')}" if (name, zeta) in images else "" for zeta in zetas
+        ]
         _captions(axis, row, [a + b for a, b in zip(first, told, strict=True)])
     colour_bar(part, shown, axes, values, label)
 

@@ -24,11 +24,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from namm.errors import DataError, RunFolderError
+from namm.formatting import format_number
 
 VALUES, DEVIATIONS = "viridis", "RdBu_r"
 OURS, BASELINE, OTHER, DATA = "#1b9e77", "#d95f02", "#7570b3", "#7f7f7f"
 """Of the method, the baseline, a variant and the data, in every figure; they hold on light and on dark ground."""
-PANEL = 3.2  # inches a side
 WIDTH = 4.4  # inches
 CLIPPED = 0.005  # of all pixels lie beyond either end of a colour scale
 BINS = 40
@@ -51,6 +51,10 @@ class View:
     show: Callable[[Array], Array] = lambda images: images[:, 0]
     label: str = "pixel value"
     signed: bool = False
+
+
+RAW = View()
+"""The first channel, as it is."""
 
 
 # The look
@@ -185,10 +189,10 @@ def histograms(
     low, high = (float(positive.min()), float(positive.max())) if positive.size else (1e-9, 1e-9)
     bins = np.geomspace(low / 1.2, high * 1.2, BINS)
     for name, values in distances.items():
-        label = f"{name}: mean {short(values.mean())}"
+        label = f"{name}: mean {format_number(values.mean(), '.2g')}"
         axes.hist(np.maximum(values, low), bins=bins.tolist(), color=colours[name], alpha=0.75, label=label)
     if floor is not None:
-        axes.plot([], [], " ", label=f"data: mean {short(floor)}")
+        axes.plot([], [], " ", label=f"data: mean {format_number(floor, '.2g')}")
     axes.set_xscale("log")
     plain_ticks(axes.xaxis, low, high)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -203,11 +207,6 @@ def legend_above(axes: Axes) -> None:
     axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0)
 
 
-def short(value: float) -> str:
-    """A number in two digits."""
-    return f"{value:#.2g}".rstrip(".")
-
-
 def plain_ticks(axis: Any, low: float, high: float) -> None:
     """Numbers as people write them on a logarithmic axis from `low` to `high`, be it short or many decades long."""
     decades = np.log10(high / low)
@@ -217,47 +216,9 @@ def plain_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-# The worst image
-
-
-def worst_residual_figure(image: Array, residual: Array | None, title: str) -> Figure:
-    """An image (C, H, W) beside its residual, one row per channel.
-
-    A residual that is one number for the whole image is shown as a constant; one that is no picture at all (not three
-    axes), or none, leaves the image alone.
-    """
-    deviations = as_picture(residual, image)
-    columns = 1 if deviations is None else 2
-    channels = max(len(image), 0 if deviations is None else len(deviations))
-    figure = new_figure(PANEL * channels + 0.6, PANEL * columns + 1)
-    axes = figure.subplots(channels, columns, squeeze=False)
-    for row in range(channels):
-        if row < len(image):
-            _panel(figure, axes[row, 0], image[row], "image", channels, row, cmap=VALUES)
-        else:
-            axes[row, 0].axis("off")
-        if deviations is not None:
-            limit = float(np.abs(deviations).max()) or 1.0
-            colours = {"cmap": DEVIATIONS, "vmin": -limit, "vmax": limit}
-            if row < len(deviations):
-                _panel(figure, axes[row, 1], deviations[row], "residual", channels, row, **colours)
-            else:
-                axes[row, 1].axis("off")
-    figure.suptitle(title)
-    return figure
-
-
 def as_picture(residual: Array | None, image: Array) -> Array | None:
     """The residual (C′, H′, W′) of an image (C, H, W) as something to look at, or none."""
     if residual is None or residual.ndim != 3:
         return None
     one_number = residual.shape[1:] == (1, 1)
     return np.broadcast_to(residual, (len(residual), *image.shape[1:])) if one_number else residual
-
-
-def _panel(figure: Figure, axes: Any, values: Array, name: str, channels: int, row: int, **colours: Any) -> None:
-    shown = axes.imshow(values, interpolation="nearest", **colours)
-    axes.set_title(f"{name}, channel {row}" if channels > 1 else name)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    figure.colorbar(shown, ax=axes, shrink=0.8)

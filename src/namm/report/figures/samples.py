@@ -9,9 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from namm.errors import DataError
-from namm.report.figures import (
+from namm.formatting import format_number
+from namm.report.figures.base import (
     BASELINE,
+    DEVIATIONS,
     OURS,
+    RAW,
+    VALUES,
     WIDTH,
     Array,
     View,
@@ -22,13 +26,12 @@ from namm.report.figures import (
     limits,
     new_figure,
     require_finite,
-    short,
     show_mosaic,
 )
 
 COLOURS = (OURS, BASELINE)
 BAR = 0.75  # inches that a colour bar takes
-RAW = View()
+PANEL = 3.2  # inches that a picture of the worst image takes
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def samples_figure(
             shown = show_mosaic(axis, row, len(row), limits(values, signed), signed)
             axis.set_ylabel(method.name)
             if rows is pictures:
-                _captions(axis, row, [f"ℓ {short(distance)}" for distance in method.shown_distances])
+                _captions(axis, row, [f"ℓ {format_number(distance, '.2g')}" for distance in method.shown_distances])
         colour_bar(parts[0], shown, own, values, label)
     if with_distances:
         named = dict(zip((method.name for method in methods), COLOURS, strict=False))
@@ -138,3 +141,41 @@ def _captions(axis: Axes, pictures: Array, texts: Sequence[str]) -> None:
     step: Any = pictures.shape[2] + max(1, round(0.05 * pictures.shape[2]))
     for k, text in enumerate(texts):
         axis.text(k * step + pictures.shape[2] / 2, -0.6, text, ha="center", va="bottom", fontsize=8)
+
+
+# The worst image
+
+
+def worst_residual_figure(image: Array, residual: Array | None, title: str) -> Figure:
+    """An image (C, H, W) beside its residual, one row per channel.
+
+    A residual that is one number for the whole image is shown as a constant; one that is no picture at all (not three
+    axes), or none, leaves the image alone.
+    """
+    deviations = as_picture(residual, image)
+    columns = 1 if deviations is None else 2
+    channels = max(len(image), 0 if deviations is None else len(deviations))
+    figure = new_figure(PANEL * channels + 0.6, PANEL * columns + 1)
+    axes = figure.subplots(channels, columns, squeeze=False)
+    for row in range(channels):
+        if row < len(image):
+            _panel(figure, axes[row, 0], image[row], "image", channels, row, cmap=VALUES)
+        else:
+            axes[row, 0].axis("off")
+        if deviations is not None:
+            limit = float(np.abs(deviations).max()) or 1.0
+            colours = {"cmap": DEVIATIONS, "vmin": -limit, "vmax": limit}
+            if row < len(deviations):
+                _panel(figure, axes[row, 1], deviations[row], "residual", channels, row, **colours)
+            else:
+                axes[row, 1].axis("off")
+    figure.suptitle(title)
+    return figure
+
+
+def _panel(figure: Figure, axes: Any, values: Array, name: str, channels: int, row: int, **colours: Any) -> None:
+    shown = axes.imshow(values, interpolation="nearest", **colours)
+    axes.set_title(f"{name}, channel {row}" if channels > 1 else name)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    figure.colorbar(shown, ax=axes, shrink=0.8)

@@ -10,11 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from namm.report.figures import (
+from namm.formatting import format_number
+from namm.report.figures.base import (
     BASELINE,
     DATA,
     OTHER,
     OURS,
+    RAW,
     VALUES,
     WIDTH,
     Array,
@@ -26,11 +28,9 @@ from namm.report.figures import (
     new_figure,
     plain_ticks,
     require_finite,
-    short,
     show_mosaic,
 )
 
-RAW = View()
 CURVES = {"loss": (DATA, "training"), "val/loss": (OTHER, "validation"), "val/constraint": (OURS, "ℓ, validation")}
 """What is drawn of a training's log: name there, colour and name here."""
 
@@ -90,10 +90,10 @@ def efficiency_figure(curves: Sequence[Curve], floor: float | None = None) -> Fi
         below = np.minimum(curve.std, 0.9 * curve.mean)  # a bar through zero has no end on a logarithmic axis
         axes.errorbar(
             curve.seconds, curve.mean, yerr=[below, curve.std], color=curve.colour, marker="o", ms=5, capsize=3,
-            label=f"{curve.name}: {short(curve.mean[-1])}",
+            label=f"{curve.name}: {format_number(curve.mean[-1], '.2g')}",
         )  # fmt: skip
     if floor is not None:
-        axes.plot([], [], " ", label=f"data: mean {short(floor)}")
+        axes.plot([], [], " ", label=f"data: mean {format_number(floor, '.2g')}")
     lowest = min(float((curve.mean - curve.std).clip(0.1 * curve.mean).min()) for curve in curves)
     if lowest > 0:
         axes.set_yscale("log")
