@@ -26,8 +26,8 @@ from namm.experiments.settings import Settings
 from namm.generative import Mirrored
 from namm.inverse import DDIMSteps, DPSGuidance, GaussianNoise, sample_posterior
 from namm.maps import ICNN
-from namm.training.flat import FlatWeights
-from namm.training.models import ModelObjective
+from namm.training.state import FlatWeights
+from namm.training.train_model import ModelObjective
 from namm.training.trainer import train
 
 SCRIPT = str(Path(__file__).with_name("gpu.py"))

@@ -30,11 +30,10 @@ from namm.experiments.settings import ForwardSettings, NetworkSettings, Settings
 from namm.gpu import lay_out
 from namm.numerics import arithmetic, generator
 from namm.precision import Precision
-from namm.training.dry import rehearse
 from namm.training.objectives import Objective
 from namm.training.settings import TrainSettings
+from namm.training.step_cost import clock, rehearse
 from namm.training.trainer import train
-from namm.training.trial import clock
 
 Module = TypeVar("Module", bound=nn.Module)
 MATRIX = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|nvjet|sdpa|flash|wgrad|dgrad|fprop|triton_tem|triton_mm")

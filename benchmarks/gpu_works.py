@@ -11,9 +11,9 @@ from namm.evaluation import distance_summary
 from namm.experiments import build
 from namm.experiments.settings import Settings
 from namm.generative import Diffusion, EulerMaruyama, Mirrored
-from namm.training.maps import project_weights
-from namm.training.models import ModelObjective
 from namm.training.objectives import MapObjective
+from namm.training.train_map import project_weights
+from namm.training.train_model import ModelObjective
 
 
 def map_step(bench: Bench, experiment: str, name: str) -> Figures:

@@ -44,12 +44,12 @@ from namm.experiments.trained import device, untrained
 from namm.files import write_json
 from namm.maps import MirrorMap
 from namm.numerics import arithmetic
-from namm.training.identity import weights_digest
+from namm.training.checkpoint import weights_digest
 from namm.training.log import read_metrics
-from namm.training.models import ModelObjective, load_model, mirror_images
 from namm.training.objectives import MapObjective, Objective
 from namm.training.settings import TrainSettings
-from namm.training.validation import validate
+from namm.training.train_model import ModelObjective, load_model, mirror_images
+from namm.training.trainer import validate
 
 PATHS: dict[str, dict[str, Any]] = {
     "plain": {"precision": "fp32", "compile": False},

@@ -13,7 +13,7 @@ from namm.generative import Diffusion, NCSNpp
 from namm.generative.diffusion import FixedBatch
 from namm.generative.networks.ncsnpp.layers import fir
 from namm.gpu import Recorded, can_record, compile_options, lay_out, uses_kernels, with_kernels
-from namm.training.models import ModelObjective
+from namm.training.train_model import ModelObjective
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from namm.generative import VAE, Diffusion, Mirrored
     from namm.maps import IdentityMap, MirrorMap
     from namm.pipeline import NAMMPipeline
-    from namm.training.maps import finetune_map, train_map
-    from namm.training.models import train_model
     from namm.training.objectives import Weights
     from namm.training.settings import TrainSettings
+    from namm.training.train_map import finetune_map, train_map
+    from namm.training.train_model import train_model
 
 _HOMES = {
     "Burgers": "namm.constraints",
@@ -35,9 +35,9 @@ _HOMES = {
     "VAE": "namm.generative",
     "Weights": "namm.training.objectives",
     "constraint": "namm.constraints",
-    "finetune_map": "namm.training.maps",
-    "train_map": "namm.training.maps",
-    "train_model": "namm.training.models",
+    "finetune_map": "namm.training.train_map",
+    "train_map": "namm.training.train_map",
+    "train_model": "namm.training.train_model",
 }
 
 __all__ = [

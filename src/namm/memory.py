@@ -1,8 +1,11 @@
 """Try whether work fits into memory before it begins, so that what does not is refused within seconds."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from namm.errors import is_out_of_memory
 
@@ -36,3 +39,35 @@ def _shortage_at(attempt: Callable[[int], None], size: int, device: torch.device
         if device.type == "cuda":
             torch.cuda.empty_cache()  # whoever places data next looks at what is free
     return None
+
+
+def step_on_copies(
+    module: nn.Module, inputs: Callable[[], tuple[Tensor, ...]], autocast: AbstractContextManager[None], copies: int
+) -> None:
+    """Compute `module(*inputs())["loss"]` and its gradient on copies of weights and buffers; nothing is changed.
+
+    `copies` further tensors of the size of each weight are held meanwhile, as an optimiser would.
+    """
+    weights = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters() if p.requires_grad}
+    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    held = [torch.empty_like(weight) for weight in weights.values() for _ in range(copies)]
+    tensors = inputs()
+    with autocast:
+        losses = functional_call(module, weights | buffers, tensors)
+    if weights:
+        torch.autograd.grad(losses["loss"], list(weights.values()), allow_unused=True)
+    del held
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let `peak` count from now on."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak(device: torch.device) -> int:
+    """Bytes of a GPU that were taken at most since `reset_peak`, beyond what still is; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.max_memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -20,7 +20,7 @@ from namm.experiments.run import run
 from namm.experiments.settings import ForwardSettings
 from namm.maps import MirrorMap
 from namm.numerics import generator
-from namm.training.maps import train_map
+from namm.training.train_map import train_map
 
 
 def tiny(**changes):

@@ -16,10 +16,9 @@ from namm.experiments.map_stage import measure
 from namm.experiments.trained import untrained
 from namm.maps import MirrorMap
 from namm.numerics import generator
-from namm.training.checkpoint import read
-from namm.training.identity import weights_digest
+from namm.training.checkpoint import read, weights_digest
 from namm.training.log import read_metrics
-from namm.training.models import load_model
+from namm.training.train_model import load_model
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "precision.py"
 SEEDS, MAP_STEPS, SCORE_STEPS = (0, 1), 6, 5

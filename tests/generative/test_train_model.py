@@ -17,8 +17,8 @@ from namm.generative.samplers import UniPC
 from namm.generative.schedules import Epsilon, Velocity
 from namm.maps import IdentityMap, MirrorMap
 from namm.training import checkpoint
-from namm.training.models import ModelObjective, mirror_images, train_model
 from namm.training.settings import TrainSettings
+from namm.training.train_model import ModelObjective, mirror_images, train_model
 
 MEAN = torch.tensor([3.0, -2.0])
 COVARIANCE = torch.tensor([[4.0, 2.4], [2.4, 2.0]])

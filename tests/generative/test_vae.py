@@ -14,8 +14,8 @@ from namm.generative.mirrored import Mirrored
 from namm.generative.vae import VAE, kl_to_standard_normal
 from namm.maps import IdentityMap, MirrorMap
 from namm.training import checkpoint
-from namm.training.models import ModelObjective, train_model
 from namm.training.settings import TrainSettings
+from namm.training.train_model import ModelObjective, train_model
 
 QUICK = TrainSettings(budget="12 steps", batch_size=8, learning_rate=1e-2, log_every=6, checkpoint_seconds=0.0)
 

@@ -8,9 +8,9 @@ import torch
 
 from namm.constraints import constraint
 from namm.maps import ICNN, MirrorMap, ResNet
-from namm.training.maps import FinetuneWatch, finetune_map
 from namm.training.objectives import UniformNoise, Weights
 from namm.training.settings import TrainSettings
+from namm.training.train_map import FinetuneWatch, finetune_map
 
 
 @constraint

@@ -1,11 +1,15 @@
 """Section 3 of the paper: each equation against numbers worked out by other means."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import nn
 
 from namm.constraints import Periodic, TotalFlux, constraint
 from namm.errors import UsageError
+from namm.experiments import build
+from namm.experiments.settings import MapSettings, WeightSettings
 from namm.maps import ICNN, MirrorMap, ResNet
 from namm.training.objectives import (
     FinetuneObjective,
@@ -13,6 +17,7 @@ from namm.training.objectives import (
     MapObjective,
     UniformNoise,
     Weights,
+    default_regulariser,
     gradient_regulariser,
     identity_regulariser,
 )
@@ -59,14 +64,14 @@ def test_equations_1_to_5_on_affine_maps():
 
 def test_equation_7_on_affine_maps():
     mirror = MirrorMap(Affine(2.0, 1.0), Affine(0.25, 0.0))
-    objective = FinetuneObjective(mirror, TotalFlux(3.0), weights=Weights(constraint=7.0))
+    objective = FinetuneObjective(mirror, TotalFlux(3.0), weights=Weights(constraint=7.0, cycle=0.3))
     x, samples, z = torch.rand(3, 5, 1, 2, 2)
     sigma = torch.rand(5, 1, 1, 1)
     y = samples + sigma * z
     cycle = (x / 2 - 0.25).abs().mean() + (y / 2 - 1).abs().mean()
     distance = (y.sum((1, 2, 3)) / 4 - 3).abs().mean()
     losses = objective(x, samples, sigma, z)
-    assert torch.allclose(losses["loss"], cycle + 7 * distance)
+    assert torch.allclose(losses["loss"], 0.3 * cycle + 7 * distance)
 
 
 def test_finetuning_leaves_g_alone():
@@ -102,6 +107,30 @@ def test_gradient_regulariser_is_the_mean_gradient_of_the_potential():
     gradient = torch.func.grad(lambda x: g.potential(x).sum())(x)
     assert torch.allclose(gradient_regulariser(g, x, g(x)), gradient.abs().mean())
     assert not torch.allclose(gradient_regulariser(g, x, g(x)), identity_regulariser(g, x, g(x)))
+
+
+@pytest.mark.parametrize(
+    ("g", "expected"),
+    [
+        (ICNN(layers=1, filters=4), gradient_regulariser),
+        (ICNN(layers=1, filters=4, strong_convexity=1.0), identity_regulariser),
+        (ResNet(filters=4, blocks=1), identity_regulariser),
+        (Affine(2.0, 1.0), identity_regulariser),
+    ],
+)
+def test_the_default_regulariser_is_the_published_one_where_g_has_a_potential(g, expected):
+    assert default_regulariser(g) is expected
+    assert MapObjective(MirrorMap(g, ResNet(filters=4, blocks=1)), Periodic()).regulariser is expected
+
+
+def test_a_regulariser_that_is_chosen_stands():
+    objective = MapObjective(small_mirror(), Periodic(), regulariser=identity_regulariser)
+    assert objective.regulariser is identity_regulariser
+
+
+def test_default_weights_are_those_of_a_run_and_of_the_published_results():
+    assert asdict(Weights()) == asdict(WeightSettings()) == {"constraint": 1.0, "cycle": 0.5, "regulariser": 1e-3}
+    assert build.regulariser(MapSettings()) is default_regulariser(ICNN(layers=1, filters=4))
 
 
 def test_gradient_regulariser_needs_an_icnn():

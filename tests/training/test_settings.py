@@ -1,15 +1,13 @@
-"""Budgets, rates and the moving average."""
+"""Budgets, rates and settings out of range."""
 
 import math
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from namm.errors import UsageError
-from namm.training.ema import Ema
 from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
 
 
@@ -78,32 +76,6 @@ def test_evenly_spaced_steps_end_at_the_last(count, total):
 
 def test_no_milestones():
     assert evenly(0, 10) == frozenset()
-
-
-def test_moving_average_against_the_recursion():
-    """The official code mixes the last two raw weights; a true average remembers all of them."""
-    weight, counter = torch.zeros(3), torch.tensor(0)
-    ema = Ema({"weight": weight, "counter": counter}, decay=0.9)
-    expected = 0.0
-    for n in range(200):
-        weight.copy_(torch.full((3,), math.sin(n)))
-        counter += 1
-        ema.update(n)
-        d = min(0.9, (1 + n) / (10 + n))
-        expected = d * expected + (1 - d) * math.sin(n)
-    assert torch.allclose(ema.average["weight"], torch.full((3,), expected), atol=1e-6)
-    assert ema.average["counter"] == 200
-
-
-def test_applied_average_is_taken_back():
-    weight = torch.zeros(3)
-    ema = Ema({"weight": weight}, decay=0.5)
-    weight.fill_(4.0)
-    with ema.applied():
-        assert torch.equal(weight, torch.zeros(3))
-    assert torch.equal(weight, torch.full((3,), 4.0))
-    ema.copy_to_live()
-    assert torch.equal(weight, torch.zeros(3))
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 3}, {"precision": "fp32"}, {"compile": True}])

@@ -11,9 +11,9 @@ from torch import nn
 from namm import Constraint, MirrorMap, Periodic, TotalFlux, constraint, finetune_map, train_map
 from namm.errors import CheckpointError, ConstraintError, DataError, NammWarning, RunFolderError
 from namm.maps import ICNN, ResNet
-from namm.training.maps import load_weights
 from namm.training.objectives import FixedNoise, Weights, gradient_regulariser
 from namm.training.settings import TrainSettings
+from namm.training.train_map import load_weights
 
 QUICK = TrainSettings(budget="30 steps", batch_size=8, learning_rate=2e-3, log_every=10)
 
@@ -68,6 +68,13 @@ def test_a_saved_map_is_the_trained_map(tmp_path):
     train_map(mirror, cells(32), Periodic(), settings=QUICK, folder=tmp_path, progress=False)
     again = MirrorMap.load(tmp_path / "mirror")
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), mirror.parameters(), strict=True))
+
+
+def test_the_folder_says_which_regulariser_was_taken(tmp_path):
+    settings, resnet = replace(QUICK, budget="1 steps"), ResNet(filters=4, blocks=1, dropout=0.0)
+    for name, mirror in (("gradient_regulariser", small()), ("identity_regulariser", MirrorMap(resnet, small().f))):
+        train_map(mirror, cells(16), Periodic(), settings=settings, folder=tmp_path / name, progress=False)
+        assert json.loads((tmp_path / name / "settings.json").read_text())["regulariser"] == name
 
 
 def test_arrays_and_hdf5_train_to_the_same_bits(tmp_path):

@@ -19,8 +19,8 @@ from namm.training import checkpoint
 from namm.training.log import read_metrics
 from namm.training.objectives import Objective
 from namm.training.settings import TrainSettings
+from namm.training.step_cost import WARM_UP
 from namm.training.trainer import train
-from namm.training.trial import WARM_UP
 
 
 class Mean(Objective):

@@ -31,7 +31,7 @@ from namm.experiments.assimilation import Outcome, Sampling, Score, Setting, ass
 from namm.experiments.assimilation_tasks import Task
 from namm.files import differences, write_atomically, write_json
 from namm.generative import Mirrored
-from namm.training.identity import weights_digest
+from namm.training.checkpoint import weights_digest
 
 ARRAYS = ("samples", "mean", "spread", "distance", "chi2", "error", "coverage", "redrawn", "failed", "residuals")
 HEADER = "header.json"

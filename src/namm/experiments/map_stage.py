@@ -16,7 +16,7 @@ from namm.experiments.settings import Settings
 from namm.experiments.stages import Outcome, Work
 from namm.maps import MirrorMap
 from namm.numerics import arithmetic, at_least_float32, generator
-from namm.training.maps import train_map
+from namm.training.train_map import train_map
 from namm.training.trainer import TrainResult
 
 TRAINING = "training"

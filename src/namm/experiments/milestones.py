@@ -34,7 +34,7 @@ from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import IdentityMap, MirrorMap
 from namm.training.checkpoint import PATTERN, read
-from namm.training.maps import load_weights
+from namm.training.train_map import load_weights
 
 FOLDER = "milestones"
 """Of the snapshots in a training's folder, and of their samples in the evaluation's."""

@@ -20,8 +20,8 @@ from namm.experiments.map_stage import TRAINING
 from namm.experiments.stages import Outcome, Work
 from namm.experiments.trained import Trained, untrained
 from namm.maps import IdentityMap, MirrorMap
-from namm.training.models import MODEL, train_model
 from namm.training.settings import TrainSettings
+from namm.training.train_model import MODEL, train_model
 
 
 def make_mdm(work: Work) -> Outcome:

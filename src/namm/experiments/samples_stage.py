@@ -15,8 +15,8 @@ from namm.experiments.stages import Outcome, Work
 from namm.experiments.trained import Trained, describe_samples, device
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import MirrorMap
-from namm.training.maps import finetune_map
 from namm.training.objectives import UniformNoise
+from namm.training.train_map import finetune_map
 from namm.training.trainer import TrainResult
 
 TRAIN, HELD_OUT = "train.h5", "held_out.h5"

@@ -19,8 +19,8 @@ from namm.experiments.status import stage_states
 from namm.generative import VAE, Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.maps import IdentityMap, MirrorMap
-from namm.training.identity import weights_digest
-from namm.training.models import load_model
+from namm.training.checkpoint import weights_digest
+from namm.training.train_model import load_model
 
 __all__ = ["Trained", "complete_stage", "describe_samples", "device", "is_complete", "untrained"]
 

@@ -1,4 +1,4 @@
 """Training: the objectives (the paper's equations), one loop, checkpoints.
 
-The public calls are `namm.train_map` and `namm.finetune_map`.
+The public calls are `namm.train_map`, `namm.finetune_map` and `namm.train_model`.
 """

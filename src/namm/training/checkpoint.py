@@ -1,4 +1,10 @@
-"""Checkpoints that survive a crash: one file each, complete or absent, checked when read.
+"""What a training keeps in its folder: what it is, and checkpoints that survive a crash.
+
+    settings.json            what was asked for; another training never writes here
+    metrics.jsonl            one line per `log_every` steps and per validation
+    checkpoints/step-*       the last few states, complete with optimiser and averaged weights
+    milestones/step-*        averaged weights along the way
+    result.json              steps, images, compute seconds, last losses; written last
 
 A checkpoint is a safetensors file; everything that is not a tensor (step, seconds, losses) is JSON in its header,
 beside a digest of the tensors. It is written to a temporary file, flushed to disk and renamed, so that a reader sees
@@ -7,6 +13,7 @@ the whole of it or nothing; a file that is damaged later is known by its digest 
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +23,86 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
-from namm.errors import CheckpointError
-from namm.files import write_atomically
+from namm.datasets.batches import Images, to_tensor
+from namm.errors import CheckpointError, RunFolderError
+from namm.files import differences, write_atomically, write_json
 
+KIND = "namm training"
 PATTERN = "step-*.safetensors"
+
+
+# Whose folder it is
+
+
+def claim(folder: Path, description: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds anything but this very training; write into an empty one what it will hold."""
+    settings = folder / "settings.json"
+    described = json.loads(json.dumps({"kind": KIND, **description}, default=str))
+    if settings.exists():
+        found = _read_settings(settings)
+        if changed := differences(found, described):
+            raise RunFolderError(
+                f"{folder} holds a training with other settings ({'; '.join(changed[:6])}): "
+                "choose another folder, or delete this one to start over."
+            )
+        return
+    foreign = [
+        entry.name for entry in folder.iterdir() if entry.name != ".lock" and not entry.name.startswith(".settings")
+    ]
+    if foreign:
+        raise RunFolderError(
+            f"{folder} is not empty and is not one of ours (it holds {', '.join(sorted(foreign)[:3])}): "
+            "choose another folder."
+        )
+    write_json(settings, described)
+
+
+def _read_settings(settings: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(settings.read_text())
+    except ValueError as error:
+        raise RunFolderError(f"{settings} cannot be read ({error}): choose another folder.") from error
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise RunFolderError(f"{settings} was not written by a training of namm: choose another folder.")
+    return found
+
+
+# What tells one training from another
+
+
+def describe_network(network: nn.Module) -> dict[str, Any]:
+    """Class, number of parameters and, where it has one, configuration."""
+    config = getattr(network, "config", {})
+    config = {k: v for k, v in config.items() if not k.startswith("_")} if isinstance(config, Mapping) else {}
+    parameters = sum(p.numel() for p in network.parameters())
+    return {"class": type(network).__name__, "parameters": parameters, **config}
+
+
+def name_of(thing: object) -> str:
+    """The name or repr of an object, without its address in memory, which would be another one next time."""
+    return re.sub(r" at 0x[0-9a-f]+", "", getattr(thing, "__qualname__", repr(thing)))
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Hash of all weights and buffers, by name: the same for the same network wherever and whenever it is computed."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(name.encode() + raw.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def fingerprint(images: Images) -> str:
+    """Shape and hash of 64 evenly spread images: enough to notice that the data are others."""
+    n = images.shape[0]
+    rows = sorted({round(k * (n - 1) / 63) for k in range(64)})
+    content = to_tensor(images[rows]).float().cpu().contiguous().numpy().tobytes()
+    return f"{tuple(images.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+# Checkpoints
 
 
 @dataclass(frozen=True)
@@ -32,7 +113,7 @@ class Checkpoint:
     facts: Mapping[str, Any]
 
     def copy(self) -> "Checkpoint":
-        """One that later changes of the tensors do not reach."""
+        """A copy that later changes of the tensors do not reach."""
         return Checkpoint({name: tensor.detach().clone() for name, tensor in self.tensors.items()}, dict(self.facts))
 
 
@@ -70,7 +151,7 @@ class CheckpointFolder:
         self.folder, self.keep = folder, keep
 
     def paths(self) -> list[Path]:
-        """Oldest first."""
+        """The checkpoint files, oldest first."""
         return sorted(self.folder.glob(PATTERN))
 
     def save(self, step: int, checkpoint: Checkpoint) -> Path:

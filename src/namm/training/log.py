@@ -1,4 +1,4 @@
-"""What a training run tells: a progress bar for people, JSON lines for programs, trackers where they are installed."""
+"""What a training reports: averaged losses on a progress bar, as JSON lines and to trackers that are installed."""
 
 import json
 import os
@@ -8,11 +8,49 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from namm.files import refuse_link, write_atomically
 from namm.progress import ProgressBar
+from namm.training.objectives import Losses
 from namm.training.state import TrainingState
+
+
+class LossAverages:
+    """Means of the loss terms between two lines of the log, and the first step whose loss was not finite.
+
+    Sums are kept on the device, so that adding never waits for it, and all terms are added at once: a step of a small
+    batch is over before many small additions could be launched.
+    """
+
+    def __init__(self) -> None:
+        self.weight = 0
+        self._names: tuple[str, ...] = ()
+        self._sums: Tensor | None = None
+        self._first_not_finite: Tensor | None = None
+
+    @torch.no_grad()
+    def add(self, losses: Losses, *, step: int = 0, weight: int = 1) -> None:
+        """Add the terms of one step, `weight` times."""
+        terms = torch.stack([value.detach() for value in losses.values()]).double()
+        bad = torch.where(torch.isfinite(losses["loss"].detach()), torch.inf, float(step))
+        if self._sums is None or self._first_not_finite is None:
+            self._names, self._sums, self._first_not_finite = tuple(losses), weight * terms, bad
+        else:
+            self._sums = torch.add(self._sums, terms, alpha=weight)
+            self._first_not_finite = torch.minimum(self._first_not_finite, bad)
+        self.weight += weight
+
+    def means(self) -> Losses:
+        """Mean of every term."""
+        return {} if self._sums is None else dict(zip(self._names, self._sums / self.weight, strict=True))
+
+    def first_not_finite(self) -> int | None:
+        """The first step added whose loss was not finite, if any. Waits for the device."""
+        step = float("inf") if self._first_not_finite is None else float(self._first_not_finite)
+        return None if step == float("inf") else int(step)
 
 
 class MetricsLog:

@@ -120,6 +120,15 @@ def gradient_regulariser(g: nn.Module, x: Tensor, gx: Tensor) -> Tensor:
     return ((gx - alpha * x) / (1 - alpha)).abs().mean()
 
 
+def default_regulariser(g: nn.Module) -> Regulariser:
+    """The regulariser where none is chosen: mean |∇P| as published for an ICNN, Eq. 5 for a g without a potential.
+
+    An ICNN of strong convexity 1 is the identity, which has no gradient to regularise: Eq. 5 is zero there.
+    """
+    has_gradient = isinstance(g, ICNN) and g.strong_convexity != 1
+    return gradient_regulariser if has_gradient else identity_regulariser
+
+
 # Eqs. 1 and 7: the objectives
 
 
@@ -127,16 +136,16 @@ def gradient_regulariser(g: nn.Module, x: Tensor, gx: Tensor) -> Tensor:
 class Weights:
     """Weights of the terms of Eq. 1.
 
-    `cycle` multiplies both halves of Eq. 3; the published results used 0.5.
+    `cycle` multiplies both halves of Eq. 3; 0.5 is that of the published results.
     """
 
     constraint: float = 1.0
-    cycle: float = 1.0
+    cycle: float = 0.5
     regulariser: float = 1e-3
 
 
 class MapObjective(Objective):
-    """Eq. 1 for g and f together; a batch is (x,)."""
+    """Eq. 1 for g and f together; a batch is (x,). Without a regulariser `default_regulariser` chooses it."""
 
     def __init__(
         self,
@@ -145,11 +154,12 @@ class MapObjective(Objective):
         *,
         noise: NoiseLevel = UniformNoise(0.1),
         weights: Weights = Weights(),
-        regulariser: Regulariser = identity_regulariser,
+        regulariser: Regulariser | None = None,
     ) -> None:
         super().__init__()
         self.mirror, self.constraint = mirror, constraint.requires_grad_(False)
-        self.noise, self.weights, self.regulariser = noise, weights, regulariser
+        self.noise, self.weights = noise, weights
+        self.regulariser = regulariser or default_regulariser(mirror.g)
 
     def train(self, mode: bool = True) -> Self:
         """Training mode for the maps; the rule is given, not learned."""

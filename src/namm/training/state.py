@@ -1,18 +1,143 @@
-"""What a training would lose if it were killed: weights, their average, the optimiser's moments, where it stands."""
+"""What a training would lose if it were killed: weights, their average, the optimiser's moments, where it stands.
 
-from collections.abc import Mapping
+    ē ← d ē + (1 − d) θ,      d = min(decay, (1 + n)/(10 + n)) at step n
+
+is the average ē of the weights θ. The optimiser sees the weights as one vector (`FlatWeights`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from namm.errors import CheckpointError
+from namm.errors import CheckpointError, TrainingError
 from namm.training.checkpoint import Checkpoint
-from namm.training.ema import Ema
-from namm.training.flat import FlatWeights
 
+ALIGNMENT = 128
+"""Bytes; every weight begins at a multiple, where kernels read memory in wide pieces."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What Adam keeps of every weight."""
+
+
+class Ema:
+    """Exponential moving average ē of `tensors`, which the caller goes on changing in place.
+
+    Integer tensors are copied, not averaged.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], decay: float) -> None:
+        self.decay = decay
+        self.live = dict(tensors)
+        self.average = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        floating = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+        self._averages = [self.average[name] for name in floating]
+        self._weights = [tensors[name].detach() for name in floating]
+        self._others = [name for name in tensors if name not in floating]
+
+    @torch.no_grad()
+    def update(self, n: int) -> None:
+        """Take in the live tensors after update number `n` = 0, 1, 2, …"""
+        decay = min(self.decay, (1 + n) / (10 + n))
+        torch._foreach_lerp_(self._averages, self._weights, 1 - decay)
+        for name in self._others:
+            self.average[name].copy_(self.live[name])
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the average."""
+        for name, average in self.average.items():
+            average.copy_(tensors[name])
+
+    @torch.no_grad()
+    def copy_to_live(self) -> None:
+        """Overwrite the live tensors with the average."""
+        for name, tensor in self.live.items():
+            tensor.copy_(self.average[name])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The live tensors hold the average inside this context, and their own values again after it."""
+        own = {name: tensor.detach().clone() for name, tensor in self.live.items()}
+        self.copy_to_live()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in self.live.items():
+                    tensor.copy_(own[name])
+
+
+class FlatWeights:
+    """Trained weights as views of one vector for each of their dtypes.
+
+    An optimiser that visits hundreds of tensors takes longer than their update does. Training changes the vector, and
+    networks see their weights change. Between two steps the gradients of the weights are gathered into that of the
+    vector, where clipping and the optimiser find them. A weight without a gradient counts as one whose gradient is
+    zero. Each weight keeps its shape, its layout and, until `release`, a place in the vector, with zeros between it and
+    the next; whoever else changes it meanwhile must do so in place.
+
+    Args:
+        weights: All on one device.
+    """
+
+    def __init__(self, weights: Sequence[nn.Parameter]) -> None:
+        self.weights = list(weights)
+        self._places: list[tuple[int, int, tuple[int, ...]]] = []  # of each weight: which vector, where, its strides
+        dtypes = list(dict.fromkeys(weight.dtype for weight in self.weights))
+        lengths = [0] * len(dtypes)
+        for weight in self.weights:
+            k, step = dtypes.index(weight.dtype), max(1, ALIGNMENT // weight.element_size())
+            strides = torch.empty_like(weight, device="meta").stride()  # its own if they leave no gaps, else contiguous
+            self._places.append((k, lengths[k], strides))
+            lengths[k] += -(-weight.numel() // step) * step
+        device = self.weights[0].device
+        self.vectors = [
+            nn.Parameter(torch.zeros(length, dtype=dtype, device=device))
+            for dtype, length in zip(dtypes, lengths, strict=True)
+        ]
+        self._whole_gradients = [torch.zeros_like(vector) for vector in self.vectors]
+        for vector, gradient in zip(self.vectors, self._whole_gradients, strict=True):
+            vector.grad = gradient
+        for weight, own in zip(self.weights, self.views([vector.data for vector in self.vectors]), strict=True):
+            own.copy_(weight.data)
+            weight.data, weight.grad = own, None
+        self._gradients = self.views(self._whole_gradients)
+        self._addresses = [weight.data_ptr() for weight in self.weights]
+
+    def views(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """What vectors like these hold for each weight, in its shape."""
+        return [
+            vectors[k].as_strided(weight.shape, strides, vectors[k].storage_offset() + start)
+            for weight, (k, start, strides) in zip(self.weights, self._places, strict=True)
+        ]
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Take the gradients of the weights into those of the vectors, as zeros where there are none, and drop them."""
+        for whole in self._whole_gradients:
+            whole.zero_()  # what lies between weights too: clipping by a norm that is not finite spoils it
+        places, gradients = [], []
+        for place, weight in zip(self._gradients, self.weights, strict=True):
+            if weight.grad is not None:
+                places.append(place)
+                gradients.append(weight.grad)
+                weight.grad = None
+        torch._foreach_copy_(places, gradients)
+
+    def require_in_place(self) -> None:
+        """Refuse weights that somebody has given other memory: the optimiser would not see them any more."""
+        if [weight.data_ptr() for weight in self.weights] != self._addresses:
+            raise TrainingError(
+                "a weight was replaced during the training, as `weight.data = …` does; change weights in place, for "
+                "example with `weight.clamp_(min=0)`."
+            )
+
+    def release(self) -> None:
+        """Give every weight memory of its own again."""
+        for weight in self.weights:
+            weight.data = weight.data.clone()
 
 
 class TrainingState:
@@ -54,7 +179,7 @@ class TrainingState:
             self.live[name].copy_(tensor)
 
     def checkpoint(self) -> Checkpoint:
-        """All of it."""
+        """The whole state."""
         tensors = {f"model/{name}": tensor for name, tensor in self.live.items()}
         tensors |= {f"ema/{name}": tensor for name, tensor in self.ema.average.items()}
         tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
@@ -89,8 +214,15 @@ class TrainingState:
         self.step, self.total = int(facts["step"]), int(facts["total"])
         self.compute_seconds, self.losses = float(facts["compute_seconds"]), dict(facts["losses"])
 
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Steps made inside this context are undone after it."""
+        before = self.checkpoint().copy()
+        yield
+        self.restore(before)
+
     def _moments(self) -> dict[str, list[Tensor]]:
-        """Of each weight in its own shape, so that layouts and vectors may be others next time; none before a step."""
+        """Adam's moments of each weight in its own shape, so that layouts may differ next time; none before a step."""
         states = [self.optimiser.state[vector] for vector in self.flat.vectors]
         if not all(states):
             return {}

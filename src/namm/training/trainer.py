@@ -1,17 +1,23 @@
-"""One training loop for every objective; it never loses work.
+"""One training loop for every objective, `train`; it never loses work.
 
 Every random number of step s (order of the data, noise, dropout) is a function of (seed, s), so the state of a
 training is its step, its weights, their average and the optimiser's moments: that is what a checkpoint holds, and a
 run that was killed and started again ends with the same bits (on CPU) as one that was not. For the same reason n
 processes that share a batch see what one process would see: each draws the whole batch's numbers and takes its slice.
+
+Before the first step one is rehearsed, so that what does not fit into memory is refused within seconds, and a budget in
+minutes becomes a number of steps, once, by steps that are timed and undone (`namm.training.step_cost`).
 """
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -19,24 +25,18 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe
+from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe, in_chunks
 from namm.errors import Interrupted, TrainingError, UsageError
 from namm.files import owned, remove_partials, write_json
 from namm.formatting import html_table
 from namm.gpu import Recorded, can_record, compile_options, lay_out
 from namm.numerics import autocast, backends, fold, generator, seed_torch
-from namm.training.checkpoint import CheckpointFolder, write
-from namm.training.dry import rehearse, step_memory
-from namm.training.flat import FlatWeights
-from namm.training.folder import claim
-from namm.training.log import Log, installed_trackers
+from namm.training.checkpoint import CheckpointFolder, claim, write
+from namm.training.log import Log, LossAverages, installed_trackers
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
-from namm.training.signals import StopRequest, stop_requests
-from namm.training.state import TrainingState
-from namm.training.tally import Tally
-from namm.training.trial import TIMED, clock, seconds_per_step, undone, warm_up
-from namm.training.validation import validate
+from namm.training.state import FlatWeights, TrainingState
+from namm.training.step_cost import TIMED, clock, rehearse, seconds_per_step, step_memory, warm_up
 
 RESULT = "result.json"  # what a finished training did, in its folder
 
@@ -132,8 +132,43 @@ def train(
         return trainer.run(progress)
 
 
+class StopRequest:
+    """Whether, and by which signal, the process was asked to stop."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Remember the first SIGTERM or Ctrl-C inside this context, so that work can be saved; the second is immediate.
+
+    Signals reach the main thread only; elsewhere nothing is caught.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        request.signal = signal.Signals(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, remember)
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Trainer:
-    """The loop behind `train`."""
+    """The loop behind `train`, whose arguments it takes."""
 
     def __init__(
         self,
@@ -173,7 +208,8 @@ class Trainer:
                 state.total = self._count_steps()
                 self._save()
             elif s.compile and state.step < state.total:
-                undone(state, lambda: warm_up(self._update))
+                with state.undone():
+                    warm_up(self._update)
             if state.step < state.total:
                 stop = stack.enter_context(stop_requests())
                 where = (self.accelerator, self.folder, state)
@@ -247,10 +283,12 @@ class Trainer:
         steps = budget.steps(self.images, self.settings.batch_size)
         if steps is None:
             seconds = 60 * budget.amount
-            each = undone(self.state, lambda: seconds_per_step(self._update, self.accelerator, seconds))
+            with self.state.undone():
+                each = seconds_per_step(self._update, self.accelerator, seconds)
             return max(1, round(seconds / each))
         if self.settings.compile:
-            undone(self.state, lambda: warm_up(self._update))
+            with self.state.undone():
+                warm_up(self._update)
         return steps
 
     # Training
@@ -260,25 +298,25 @@ class Trainer:
         validations = evenly(s.validations, state.total) if self.validation else frozenset()
         watched = evenly(max(1, s.validations), state.total) if self.watch else frozenset()
         milestones = evenly(s.milestones, state.total) if self.folder else frozenset()
-        tally, saved, started = Tally(), time.monotonic(), clock(self.device)
+        averages, saved, started = LossAverages(), time.monotonic(), clock(self.device)
         while state.step < state.total:
-            tally.add(self._update(state.step), step=state.step)
+            averages.add(self._update(state.step), step=state.step)
             state.ema.update(state.step)
             state.step += 1
             last = state.step == state.total
             reporting = last or state.step % s.log_every == 0 or state.step in validations | watched
             saving = last or time.monotonic() - saved >= s.checkpoint_seconds
-            stopping = bool(stop) if self.world == 1 else reporting and self._anyone(bool(stop))
+            stopping = bool(stop) if self.world == 1 else reporting and self._in_any_process(bool(stop))
             if not (reporting or saving or stopping or state.step in milestones):
                 continue
             state.compute_seconds += clock(self.device) - started
-            self._require_finite(tally)
+            self._require_finite(averages)
             if reporting:
-                values = self._means(tally) | (self._validate() if state.step in validations else {})
+                values = self._means(averages) | (self._validate() if state.step in validations else {})
                 values |= self._judge() if state.step in watched else {}
                 state.losses |= values
                 log.write(values | {"learning_rate": learning_rate(s, state.step - 1, state.total)})
-                tally = Tally()
+                averages = LossAverages()
             if state.step in milestones:
                 self._snapshot()
             if saving or stopping or state.step == state.total:
@@ -359,19 +397,19 @@ class Trainer:
         if self.folder and self.accelerator.is_main_process:
             write(self.folder / "milestones" / f"step-{self.state.step:09d}.safetensors", self.state.snapshot())
 
-    def _means(self, tally: Tally) -> dict[str, float]:
-        """Mean of every term over the steps of the tally and over all processes."""
-        return {name: float(self.accelerator.reduce(mean, reduction="mean")) for name, mean in tally.means().items()}
+    def _means(self, averages: LossAverages) -> dict[str, float]:
+        """Mean of every term over the steps since the last line of the log and over all processes."""
+        return {name: float(self.accelerator.reduce(mean, reduction="mean")) for name, mean in averages.means().items()}
 
-    def _anyone(self, here: bool) -> bool:
+    def _in_any_process(self, here: bool) -> bool:
         """Whether `here` is true in any process; all of them ask at the same step."""
         flag = torch.tensor(float(here), device=self.device)
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
-    def _require_finite(self, tally: Tally) -> None:
+    def _require_finite(self, averages: LossAverages) -> None:
         """Stop, keeping the last good checkpoint, if a loss or a weight is not a finite number."""
         self.flat.require_in_place()
-        bad = tally.first_bad()
+        bad = averages.first_not_finite()
         if bad is None and all(bool(vector.isfinite().all()) for vector in self.flat.vectors):
             return
         bad = self.state.step - 1 if bad is None else bad
@@ -382,3 +420,24 @@ class Trainer:
             + (f"The last good checkpoint, {kept[0]}, is kept. " if kept else "")
             + "Try a smaller learning_rate, clip 1.0, or precision fp32, in another folder."
         )
+
+
+@torch.no_grad()
+def validate(
+    objective: Objective,
+    images: tuple[Images, ...],
+    settings: TrainSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> dict[str, float]:
+    """Mean of every term on held-out images, as `val/…`, in evaluation mode and with the same draws every time."""
+    averages = LossAverages()
+    objective.eval()
+    streams = [in_chunks(each, settings.batch_size) for each in images]
+    for k, rows in enumerate(zip(*streams, strict=False)):
+        n = min(len(row) for row in rows)
+        batch = tuple(row[:n].to(device, dtype) for row in rows)
+        draws = objective.draw(batch, generator(settings.seed, "validation", k, device=device))
+        averages.add(objective.forward(*batch, *draws), weight=n)
+    objective.train()
+    return {f"val/{name}": float(mean) for name, mean in averages.means().items()}

@@ -57,7 +57,7 @@ import torch
 from contextlib import nullcontext
 from namm.generative import Diffusion, NCSNpp
 from namm.gpu import with_kernels
-from namm.training.models import ModelObjective
+from namm.training.train_model import ModelObjective
 from namm.training.settings import TrainSettings
 from namm.training.trainer import train
 

@@ -38,9 +38,9 @@ from namm.maps import MirrorMap, ResNet
 from namm.numerics import fold
 from namm.report.figures import Array
 from namm.report.figures.studies import Variant, forward_maps_figure
-from namm.training.maps import train_map
-from namm.training.models import train_model
 from namm.training.objectives import identity_regulariser
+from namm.training.train_map import train_map
+from namm.training.train_model import train_model
 
 SAMPLES = "samples.h5"
 FORMATS = {"experiment": "", "g": "", "seeds": "d", "samples": "d", "mean ℓ": ".3g", "largest ℓ": ".3g", "CD": ".3g"}

@@ -1,6 +1,7 @@
-"""Weights in one vector learn what they would learn one by one."""
+"""Weights in one vector learn what they would learn one by one; averages and moments are kept."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,8 +11,7 @@ from torch import nn
 
 from namm.errors import CheckpointError, TrainingError
 from namm.training.checkpoint import Checkpoint
-from namm.training.flat import ALIGNMENT, FlatWeights
-from namm.training.state import TrainingState
+from namm.training.state import ALIGNMENT, Ema, FlatWeights, TrainingState
 
 
 def network() -> nn.Module:
@@ -173,3 +173,49 @@ def test_a_weight_that_is_replaced_is_noticed():
     module[0].weight.data = module[0].weight.data.clamp(min=0)
     with pytest.raises(TrainingError, match="change weights in place"):
         flat.require_in_place()
+
+
+# The moving average
+
+
+def test_moving_average_against_the_recursion():
+    """The official code mixes the last two raw weights; a true average remembers all of them."""
+    weight, counter = torch.zeros(3), torch.tensor(0)
+    ema = Ema({"weight": weight, "counter": counter}, decay=0.9)
+    expected = 0.0
+    for n in range(200):
+        weight.copy_(torch.full((3,), math.sin(n)))
+        counter += 1
+        ema.update(n)
+        d = min(0.9, (1 + n) / (10 + n))
+        expected = d * expected + (1 - d) * math.sin(n)
+    assert torch.allclose(ema.average["weight"], torch.full((3,), expected), atol=1e-6)
+    assert ema.average["counter"] == 200
+
+
+def test_applied_average_is_taken_back():
+    weight = torch.zeros(3)
+    ema = Ema({"weight": weight}, decay=0.5)
+    weight.fill_(4.0)
+    with ema.applied():
+        assert torch.equal(weight, torch.zeros(3))
+    assert torch.equal(weight, torch.full((3,), 4.0))
+    ema.copy_to_live()
+    assert torch.equal(weight, torch.zeros(3))
+
+
+def test_steps_are_undone_with_moments_and_average():
+    module = network()
+    state, step = state_of(module)
+    step(0)
+    state.ema.update(0)
+    before = state.checkpoint().copy()
+    with state.undone():
+        for number in range(1, 4):
+            step(number)
+            state.ema.update(number)
+        assert not torch.equal(module[0].weight, before.tensors["model/0.weight"])
+    after = state.checkpoint()
+    assert after.facts == before.facts
+    assert after.tensors.keys() == before.tensors.keys()
+    assert all(torch.equal(tensor, before.tensors[name]) for name, tensor in after.tensors.items())

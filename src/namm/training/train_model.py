@@ -21,10 +21,10 @@ from namm.errors import CheckpointError, DataError, UsageError
 from namm.files import write_atomically
 from namm.generative.base import DrawsNoise, GenerativeModel, Standardised, evaluating
 from namm.maps import Mirror
-from namm.training.dry import rehearse
-from namm.training.identity import describe_network, fingerprint, weights_digest
+from namm.training.checkpoint import describe_network, fingerprint, weights_digest
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import SCORE_SETTINGS, TrainSettings
+from namm.training.step_cost import rehearse
 from namm.training.trainer import RESULT, TrainResult, train
 
 MODEL = "model.safetensors"  # the trained state, in the training's folder

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from namm.training.tally import Tally
+from namm.training.log import LossAverages
 
 
 def losses(loss: float, part: float) -> dict[str, torch.Tensor]:
@@ -11,11 +11,11 @@ def losses(loss: float, part: float) -> dict[str, torch.Tensor]:
 
 
 def test_means_are_weighted_and_exact():
-    tally = Tally()
-    assert tally.means() == {}
-    tally.add(losses(1.0, 16777216.0), weight=3)
-    tally.add(losses(5.0, 1.0))
-    means = tally.means()
+    averages = LossAverages()
+    assert averages.means() == {}
+    averages.add(losses(1.0, 16777216.0), weight=3)
+    averages.add(losses(5.0, 1.0))
+    means = averages.means()
     assert list(means) == ["loss", "part"]
     assert means["loss"].item() == pytest.approx(2.0)
     assert means["part"].item() == (3 * 16777216 + 1) / 4  # lost in float32
@@ -23,11 +23,11 @@ def test_means_are_weighted_and_exact():
 
 
 def test_the_first_loss_that_is_not_finite_is_remembered():
-    tally = Tally()
-    assert tally.first_bad() is None
+    averages = LossAverages()
+    assert averages.first_not_finite() is None
     for step, value in enumerate([1.0, 2.0, float("nan"), 3.0, float("inf")]):
-        tally.add(losses(value, float("nan")), step=step)
-    assert tally.first_bad() == 2
-    fine = Tally()
-    fine.add(dict(reversed(losses(1.0, float("nan")).items())), step=7)  # told by its name, not by its place
-    assert fine.first_bad() is None
+        averages.add(losses(value, float("nan")), step=step)
+    assert averages.first_not_finite() == 2
+    fine = LossAverages()
+    fine.add(dict(reversed(losses(1.0, float("nan")).items())), step=7)  # known by its name, not by its place
+    assert fine.first_not_finite() is None

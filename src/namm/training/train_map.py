@@ -21,8 +21,7 @@ from namm.evaluation.verdict import Watched
 from namm.files import rename_durably
 from namm.maps import ICNN, MirrorMap
 from namm.numerics import arithmetic, at_least_float32
-from namm.training.checkpoint import read
-from namm.training.identity import describe_network, fingerprint, name_of, weights_digest
+from namm.training.checkpoint import describe_network, fingerprint, name_of, read, weights_digest
 from namm.training.objectives import (
     FinetuneObjective,
     MapObjective,
@@ -30,7 +29,6 @@ from namm.training.objectives import (
     Regulariser,
     UniformNoise,
     Weights,
-    identity_regulariser,
 )
 from namm.training.settings import TrainSettings
 from namm.training.trainer import TrainResult, Watch, train
@@ -47,7 +45,7 @@ def train_map(
     *,
     noise: NoiseLevel = UniformNoise(0.1),
     weights: Weights = Weights(),
-    regulariser: Regulariser = identity_regulariser,
+    regulariser: Regulariser | None = None,
     settings: TrainSettings = TrainSettings(),
     validation: Images | None = None,
     folder: str | Path | None = None,
@@ -65,7 +63,8 @@ def train_map(
         constraint: ℓ. A rule with weights or buffers is frozen, and moved to the device of the training, in place.
         noise: How far from g(x) f learns to come back: `UniformNoise(σ_max)`, or `FixedNoise(σ)`.
         weights: Weights of the terms of Eq. 1.
-        regulariser: `identity_regulariser` (Eq. 5) or `gradient_regulariser`.
+        regulariser: `gradient_regulariser`, as published, or `identity_regulariser` (Eq. 5). None takes the former
+            where g is an ICNN and the latter for any other g, which has no potential (`default_regulariser`).
         settings: Budget, batch, rate, seed and the rest.
         validation: Held-out images.
         folder: Where to keep checkpoints, logs and, at the end, the maps (`folder/mirror`); see `train`.
@@ -77,7 +76,7 @@ def train_map(
     report = _check_data(mirror, data, rule, floor_limit)
     _check_noise(rule, data, noise.maximum, weights.constraint)
     objective = MapObjective(mirror, rule, noise=noise, weights=weights, regulariser=regulariser)
-    described = _describe(mirror, rule, report, noise, weights, data) | {"regulariser": name_of(regulariser)}
+    described = _describe(mirror, rule, report, noise, weights, data) | {"regulariser": name_of(objective.regulariser)}
     held_out = None if validation is None else (validation,)
     return _train(objective, mirror, (data,), held_out, described, settings, folder, "map", progress)
 
@@ -181,7 +180,7 @@ class FinetuneWatch:
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        """ℓ, total variation and spread of f(ỹ), and the error of f(g(x)); an f whose images overflow has collapsed."""
+        """Measure ℓ, total variation and spread of f(ỹ) and the error of f(g(x)); an f that overflows has collapsed."""
         device = next(self.mirror.f.parameters()).device
         with arithmetic("fp32", device):
             made = [at_least_float32(self.mirror.to_data(y.to(device))) for y in self.samples.split(CHUNK)]

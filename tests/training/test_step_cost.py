@@ -1,22 +1,19 @@
-"""The dry step: what does not fit is said before anything is spent, and what fits leaves no trace."""
+"""What a step costs: one that does not fit is refused before anything is spent, one that fits leaves no trace."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from namm.constraints import constraint
 from namm.errors import MemoryShortage, UsageError, is_out_of_memory
 from namm.experiments import build
-from namm.generative import DPMSolver
-from namm.generative.mirrored import Mirrored
-from namm.generative.sample_file import rehearse_sampling, write_samples
 from namm.maps import IdentityMap
 from namm.numerics import autocast
-from namm.training import checkpoint, dry, models, trainer
-from namm.training.models import train_model
+from namm.training import checkpoint, step_cost, trainer
 from namm.training.objectives import Objective
 from namm.training.settings import TrainSettings
+from namm.training.step_cost import TIMED, WARM_UP, rehearse, seconds_per_step, step_memory
+from namm.training.train_model import train_model
 from namm.training.trainer import train
 
 GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of 8 GiB")
@@ -100,8 +97,8 @@ def test_what_it_took_is_not_given_to_the_data(monkeypatch, compiled, taken):
         raise Prepared(spoken_for)
 
     monkeypatch.setattr(trainer, "batches", prepare)
-    monkeypatch.setattr(dry, "_peak", lambda device: 1000)
-    assert dry.step_memory(Norm()) == 0
+    monkeypatch.setattr(step_cost, "peak", lambda device: 1000)
+    assert step_memory(Norm()) == 0
     with pytest.raises(Prepared, match=f"^{taken}$"):
         fit(Norm(), compile=compiled)
 
@@ -144,11 +141,11 @@ def test_it_leaves_weights_gradients_statistics_and_random_state_alone():
     objective = Norm()
     before = {name: tensor.clone() for name, tensor in objective.state_dict().items()}
     state = torch.get_rng_state()
-    dry.rehearse(objective, (X,), QUICK, torch.device("cpu"))
+    rehearse(objective, (X,), QUICK, torch.device("cpu"))
     assert all(torch.equal(tensor, before[name]) for name, tensor in objective.state_dict().items())
     assert all(p.grad is None for p in objective.parameters())
     assert torch.equal(torch.get_rng_state(), state)
-    dry.rehearse(objective, (X,), QUICK, torch.device("cpu"))
+    rehearse(objective, (X,), QUICK, torch.device("cpu"))
     assert objective.sizes == [12]  # once is enough
 
 
@@ -162,13 +159,13 @@ def test_a_finished_training_is_not_rehearsed(tmp_path):
 def test_of_what_will_be_compiled_half_a_batch_is_tried_and_processes_share_it():
     for settings, world, size in ((TrainSettings(batch_size=12, compile=True), 1, 6), (QUICK, 2, 6)):
         objective = Norm()
-        dry.rehearse(objective, (X,), settings, torch.device("cpu"), world=world)
+        rehearse(objective, (X,), settings, torch.device("cpu"), world=world)
         assert objective.sizes == [size]
 
 
 def test_a_batch_larger_than_the_data_is_tried_whole():
     objective = Norm()
-    dry.rehearse(objective, (X[:5].numpy().astype(np.float64),), QUICK, torch.device("cpu"))
+    rehearse(objective, (X[:5].numpy().astype(np.float64),), QUICK, torch.device("cpu"))
     assert objective.sizes == [12]
 
 
@@ -187,7 +184,7 @@ def test_which_errors_are_of_memory():
     )
 
 
-# Models and samples
+# Models
 
 
 @pytest.fixture
@@ -212,61 +209,68 @@ def limited(monkeypatch, model, limit):
 
 def test_a_model_is_rehearsed_before_its_data_are_mapped(model, monkeypatch):
     mapped = []
-    monkeypatch.setattr(models, "mirror_images", lambda *_: mapped.append(1))
+    monkeypatch.setattr("namm.training.train_model.mirror_images", lambda *_: mapped.append(1))
     limited(monkeypatch, model, 4)
     with pytest.raises(MemoryShortage, match=r"model: a step with batch_size 8 .* 4 fits"):
         train_model(model, X, IdentityMap(), settings=TrainSettings(budget="2 steps", batch_size=8), progress=False)
     assert not mapped
 
 
-def write(path, source, **options):
-    return write_samples(path, source, 8, seed=0, description={}, sampler=DPMSolver(4), progress=False, **options)
+# Seconds, on a machine that has other things to do
 
 
-def test_samples_that_do_not_fit_together_are_refused_before_the_first_step(model, monkeypatch, tmp_path):
-    source = Mirrored(model, IdentityMap())
-    sizes = limited(monkeypatch, model, 3)
-    with pytest.raises(
-        MemoryShortage, match=r"sampling: 8 samples together do not fit.*2 fit: ask for that batch_size"
-    ):
-        write(tmp_path / "a.h5", source)
-    assert sizes == [8, 4, 2]
-    sizes.clear()
-    write(tmp_path / "a.h5", source, batch_size=2)
-    assert sizes[0] == 2
-    assert len(sizes) == 1 + 4 * 4  # one of them dry, then four steps of four batches
-    sizes.clear()
-    write(tmp_path / "a.h5", source, batch_size=2)  # it is there already
-    assert sizes == []
+class Machine:
+    """A clock that steps move; its processes measure the same."""
+
+    def __init__(self, seconds, device: str = "cpu") -> None:
+        self.seconds, self.now, self.steps = seconds, 0.0, []
+        self.device = torch.device(device)
+
+    def update(self, step: int) -> None:
+        self.now += self.seconds(step)
+        self.steps.append(step)
+
+    def reduce(self, value: torch.Tensor, reduction: str) -> torch.Tensor:
+        assert reduction == "mean"
+        return value
 
 
-def test_f_and_the_rule_are_part_of_it(model):
-    @constraint
-    def hungry(x):
-        if len(x) > 1:
-            raise MemoryError
-        return x.abs().mean((1, 2, 3))
+@pytest.fixture
+def measure(monkeypatch):
+    def run(machine: Machine, seconds: float = 0.0) -> float:
+        monkeypatch.setattr(step_cost, "clock", lambda device: machine.now)
+        return seconds_per_step(machine.update, machine, seconds)
 
-    class Hungry(IdentityMap):
-        def to_data(self, y):
-            raise GPU
-
-    with pytest.raises(MemoryShortage, match=r"\(MemoryError\); 1 fit"):
-        rehearse_sampling(Mirrored(model, IdentityMap()), 4, hungry)
-    with pytest.raises(MemoryShortage, match="not even one fits"):
-        rehearse_sampling(Mirrored(model, Hungry()), 4)
+    return run
 
 
-def test_samples_are_the_same_with_it_and_without_it(model, monkeypatch, tmp_path):
-    source = Mirrored(model, IdentityMap())
-    torch.manual_seed(0)
-    write(tmp_path / "a.h5", source)
-    after = torch.rand(3)
-    monkeypatch.setattr("namm.generative.sample_file.rehearse_sampling", lambda *_, **options: None)
-    torch.manual_seed(0)
-    write(tmp_path / "b.h5", source)
-    assert torch.equal(after, torch.rand(3))
-    from namm.generative.sample_file import SampleFile
+def test_steps_are_timed_after_a_warm_up(measure):
+    machine = Machine(lambda step: 100.0 if step < WARM_UP else 0.5)
+    assert measure(machine) == pytest.approx(0.5)
+    assert machine.steps == list(range(WARM_UP + TIMED))
 
-    with SampleFile(tmp_path / "a.h5") as a, SampleFile(tmp_path / "b.h5") as b:
-        assert torch.equal(a.images[:], b.images[:])
+
+def test_a_busy_moment_costs_nothing(measure):
+    """Half of the steps slowed down by something else, the first ones among them."""
+    machine = Machine(lambda step: 3.0 if step % 4 < 2 or step < 6 else 1.0)
+    assert measure(machine, seconds=1000.0) == pytest.approx(1.0)
+
+
+def test_steps_of_a_long_training_are_timed_for_longer(measure):
+    short, long = Machine(lambda step: 0.1), Machine(lambda step: 0.1)
+    measure(short, seconds=20.0)
+    measure(long, seconds=200.0)
+    assert len(short.steps) == WARM_UP + TIMED
+    assert len(long.steps) == pytest.approx(step_cost.TIMING_SHARE * 200.0 / 0.1, abs=3)
+
+
+def test_a_gpu_is_not_waited_for_after_each_step(measure, monkeypatch):
+    monkeypatch.setattr(torch, "tensor", lambda values, device: torch.as_tensor(values))
+    machine = Machine(lambda step: 0.01, device="cuda")
+    assert measure(machine) == pytest.approx(0.01)
+    assert len(machine.steps) == WARM_UP + TIMED * step_cost.GROUP
+
+
+def test_the_clock_of_a_cpu_runs():
+    first = step_cost.clock(torch.device("cpu"))
+    assert step_cost.clock(torch.device("cpu")) >= first > 0
