@@ -70,7 +70,7 @@ def main(steps: int = 300, samples: int = 256, seed: int = 0) -> dict[str, Score
 
     mirror = new_map()
     learned = namm.train_map(
-        mirror, train, divergence, weights=namm.Weights(constraint=5.0), settings=settings(steps, 8, 2e-3, seed)
+        mirror, train, divergence, weights=namm.Weights(constraint=2.5), settings=settings(steps, 8, 2e-3, seed)
     )
     ours = namm.Mirrored(new_model(), mirror)
     fitted = namm.train_model(ours.model, train, mirror, settings=settings(steps, 32, 2e-3, seed))

@@ -27,7 +27,7 @@ def main(steps: int = 300) -> tuple[float, float]:
     f = ResNet(channels=3, filters=8, blocks=2, normalisation="none", dropout=0.0, skip=True, activation="none")
     mirror = namm.MirrorMap(ICNN(channels=3, layers=1, filters=8), f)
     settings = TrainSettings(budget=f"{steps} steps", learning_rate=2e-3, schedule="cosine", ema_decay=0.98)
-    namm.train_map(mirror, images[:448], neutral, weights=Weights(constraint=5.0), settings=settings)
+    namm.train_map(mirror, images[:448], neutral, weights=Weights(constraint=2.5), settings=settings)
     x, noise = images[448:].to(f.device), 0.1 * torch.randn(64, 3, 16, 16, device=f.device)
     with torch.no_grad():
         direct, mirrored = neutral(x + noise).mean(), neutral(mirror.to_data(mirror.to_mirror(x) + noise)).mean()
