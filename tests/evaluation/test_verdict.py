@@ -78,14 +78,17 @@ def test_white_images_on_the_rule_are_a_collapse():
 
 def test_flux_of_the_first_version_is_no_gain():
     """ℓ went from 2.64 to 2.69 by f: the map has learned nothing."""
-    learned = judge_map(MAP | {"distance_data": 1e-5, "distance_noise": 2.64, "distance_map": 2.69})
+    learned = judge_map(
+        MAP | {"distance_data": 1e-5, "distance_noise": 2.64, "distance_map": 2.69, "total_variation": 12.0}
+    )
     assert learned.outcome == "no gain"
     assert "f leaves 1.02 of the ℓ that noise adds" in learned.headline
-    assert "map.weights.constraint" in learned.next_steps[0]
+    assert "map.sigma_max" in learned.next_steps[0]
+    assert "map.weights.constraint" in learned.next_steps[1]
     ours, baseline = Figures(2.3, 0.1, 1.0, 1.0), Figures(1.9, 0.1, 1.0, 1.0)
     verdict = judge(ours, baseline, DATA, map_figures=MAP | {"distance_map": 2.1e-2})
     assert verdict.outcome == "no gain"
-    assert verdict.next_steps[0] == learned.next_steps[0]
+    assert verdict.next_steps[0] == learned.next_steps[1]
 
 
 def test_a_baseline_on_the_rule_leaves_nothing_to_gain():
@@ -138,7 +141,9 @@ def test_rows_of_the_first_version_can_be_judged():
         ({"cycle_error": 0.11}, "no gain"),
         ({"cycle_error": 0.51}, "collapsed"),
         ({"total_variation": 1.2}, "no gain"),
-        ({"total_variation": 22.0}, "collapsed"),
+        ({"total_variation": 22.0}, "no gain"),  # an f that has learned nothing passes the noise on
+        ({"total_variation": 0.4}, "collapsed"),
+        ({"total_variation": math.nan}, "collapsed"),
         ({"spread": 0.6}, "collapsed"),
         ({"distance_noise": 1e-3}, "no gain"),  # noise adds nothing: there was nothing to learn from
         ({"cycle_error": math.nan}, "collapsed"),

@@ -134,9 +134,9 @@ def test_kid_is_shown_in_ten_thousandths(written, benchmark):
         found["rows"]["finetuned"]["kid"], found["rows"]["dm"]["kid"] = [2.5e-4, 1e-5], [3e-4, 2e-5]
     text = benchmark["page"](report)
     assert "2.50 ± 0.10" in table(text, "1", "MDM + f finetuned")
-    judged, over = (table(text, "10⁴ · KID of MDM + f finetuned − DM's", *more) for more in (("< 0",), ("-0.5",)))
+    judged, over = (table(text, "10⁴ · KID of MDM + f finetuned − DM's", *more) for more in (("< 0",), ("-0.5000",)))
     assert judged == ["-0.50, met"] * 2
-    assert over == ["-0.5"] * 2  # mean and largest
+    assert over == ["-0.5000"] * 2  # mean and largest
 
 
 def test_the_exit_code_is_that_of_what_is_judged(written):

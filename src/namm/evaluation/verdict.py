@@ -11,10 +11,10 @@ those of a baseline, the same model trained on plain images for the same compute
 
 Where there is no baseline, a map is judged by itself, on held-out images with noise σ_max added in mirror space:
 
-    collapsed   spread or total variation as above, or a cycle error above 0.5
+    collapsed   spread < 0.7 or total variation < 0.5 of the data's, or a cycle error above 0.5
     works       f leaves at most half of the ℓ that noise adds, the cycle error is at most 0.1,
                 total variation and spread are within 15 % of the data's
-    no gain     anything else
+    no gain     anything else, an f that passes the noise on among it
 
 Errors are bootstrap errors: of a mean ℓ in closed form, of √MMD² by resampling images (`mmd_error`).
 """
@@ -297,7 +297,7 @@ def judge_map(figures: Mapping[str, Any]) -> Verdict:
             f"total variation is {variation:.2f} and spread {spread:.2f} of the data's (within {CLOSE:.0%} is right).",
         ),
     ]
-    lost = _loss_of_images(variation, spread)
+    lost = _loss_of_images(min(variation, 1.0), spread)  # noise that f passes on hides the images, but loses none
     if lost is None and not cycle <= LOST_CYCLE:
         lost = f"the images are lost: f(g(x)) is off by {cycle:.2g} of |x|."
     if lost is not None:
