@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,12 +100,24 @@ def tiny_preset() -> Preset:
 
 
 @pytest.fixture(scope="session")
-def whole_run(tiny_preset, tmp_path_factory) -> Path:
+def unwatched() -> Callable[[], AbstractContextManager[None]]:
+    """A context in which finetuning keeps its last f, however poor: another than the map's, with all its milestones."""
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Watched, "improves", lambda *_: True)
+            patch.setattr(Watched, "has_collapsed", lambda *_: False)
+            yield
+
+    return context
+
+
+@pytest.fixture(scope="session")
+def whole_run(tiny_preset, tmp_path_factory, unwatched) -> Path:
     """A run of every stage from the data to the evaluation, and of both autoencoders; to be read, or copied."""
     folder = tmp_path_factory.mktemp("whole") / "burgers"
-    with pytest.MonkeyPatch.context() as patch:  # so that the finetuned f, however poor, is another than the map's
-        patch.setattr(Watched, "improves", lambda *_: True)
-        patch.setattr(Watched, "has_collapsed", lambda *_: False)
+    with unwatched():
         for last in ("evaluate", "vae"):
             run(tiny_preset, folder, until=last, tell=lambda line: None, progress=False, force=True)
     return folder

@@ -68,10 +68,14 @@ def out(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def made(tiny, out):
+def made(tiny, out, unwatched):
     """Make an item, running what other items have not run yet."""
 
-    def call(name, *experiments, seeds=(0,), base=tiny):
+    def call(*asked, **options):
+        with unwatched():
+            return making(*asked, **options)
+
+    def making(name, *experiments, seeds=(0,), base=tiny):
         result = make(
             ITEMS[name],
             base,
