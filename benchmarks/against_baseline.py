@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from namm.cli import spin_briefly
+from namm.experiments.engine.settings import Settings, with_seed
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
-from namm.experiments.settings import Settings, with_seed
 from run_lengths import TIMES, folder_name, lengthened
 
 Rows = dict[str, Any]
@@ -43,7 +43,7 @@ def evaluate(
     experiment: str, name: str, seed: int, out: Path, settings: Settings | None = None, times: float = TIMES
 ) -> Rows:
     """What metrics.json says of one seed."""
-    from namm.experiments.run import run
+    from namm.experiments.engine.run import run
 
     chosen = preset(experiment, name)
     seeded = lengthened(with_seed(settings or chosen.settings, seed), times)

@@ -2,7 +2,7 @@
 
 Trains the demo-size experiment once per seed, with more of its minutes for f (`with_more_map`), observes the first
 eighth of the columns of held-out images with noise 0.2, chooses each method's ζ, and CG-DPS's weight, on other held-out
-images (`namm.experiments.assimilation_tuning` says how), and compares them:
+images (`namm.experiments.assimilation.tuning` says how), and compares them:
 
     mean ℓ of mirror DPS at least 3 times below DPS's and 2 times below CG-DPS's, at a χ² within 10 % of the truths' own
     and no more than 10 % above the others', and with an error against the truth that is no worse: its mean excess over
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from namm.cli import spin_briefly
-from namm.experiments.assimilation import (
+from namm.experiments.assimilation.assimilate import (
     GUIDANCES,
     METHODS,
     TITLES,
@@ -38,13 +38,13 @@ from namm.experiments.assimilation import (
     priors,
     score,
 )
-from namm.experiments.assimilation_file import read_score
-from namm.experiments.assimilation_tasks import NOISE, make_task, other_numbers
-from namm.experiments.assimilation_tuning import TOLERANCE, choose, tune
+from namm.experiments.assimilation.posterior_file import read_score
+from namm.experiments.assimilation.tasks import NOISE, make_task, other_numbers
+from namm.experiments.assimilation.tuning import TOLERANCE, choose, tune
+from namm.experiments.engine.run import run
+from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.settings import Settings, with_seed
 from namm.experiments.presets import Preset, preset
-from namm.experiments.run import run
-from namm.experiments.settings import Settings, with_seed
-from namm.experiments.trained import Trained
 from namm.files import write_json
 from namm.inverse import AncestralSteps, DDIMSteps
 from run_lengths import TIMES, folder_name, lengthened

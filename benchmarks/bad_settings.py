@@ -17,10 +17,10 @@ from typing import Any
 import tyro
 
 from namm.errors import TrainingError
-from namm.experiments.folder import read_record
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.run import run
+from namm.experiments.engine.settings import Settings, WeightSettings
 from namm.experiments.presets import preset
-from namm.experiments.run import run
-from namm.experiments.settings import Settings, WeightSettings
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.evaluation import distance_summary, mmd2_null
 from namm.experiments.data_settings import BurgersData
-from namm.experiments.plain import read_yaml
+from namm.experiments.engine.run import run
+from namm.experiments.engine.run_parts import Trained, device
+from namm.experiments.engine.settings import NetworkSettings
+from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.presets import Preset, preset
-from namm.experiments.run import run
-from namm.experiments.settings import NetworkSettings
-from namm.experiments.trained import Trained, device
 from namm.generative import DDIM, DPMSolver, EulerMaruyama, Mirrored, UniPC
 from namm.generative.samplers import Sampler
 from namm.maps import IdentityMap

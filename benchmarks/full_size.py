@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING
 from full_size_tables import Found, judge, page, spread
 from namm.cli import spin_briefly
 from namm.errors import DataError, NammError, RunFolderError
-from namm.experiments.cells import Cell, CellOutcome
-from namm.experiments.folder import is_done, read_record, stages_aside
-from namm.experiments.plain import plain
+from namm.experiments.engine.folder import is_done, read_record, stages_aside
+from namm.experiments.engine.run import run
+from namm.experiments.engine.settings import Settings, with_seed
+from namm.experiments.engine.settings_file import plain
+from namm.experiments.engine.stages import MAIN_LINE, STAGES, stage_keys
 from namm.experiments.presets import EXPERIMENTS, PRESETS, Preset, preset
-from namm.experiments.run import run
-from namm.experiments.settings import Settings, with_seed
-from namm.experiments.stages import MAIN_LINE, STAGES, stage_keys
+from namm.experiments.sweeps.cell import Cell, CellOutcome
 from namm.files import write_atomically, write_json
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _figures(row: "Row") -> Found:
 
 def draw(cells: Sequence[CellOutcome], contents: "Contents", results: Path) -> None:
     """Samples of the first seed beside data; ℓ against compute over all seeds, where there are milestones."""
-    from namm.experiments.paper.efficiency import fig4
+    from namm.experiments.paper.fig4 import fig4
     from namm.report.figures import look, save
     from namm.report.figures.samples import samples_figure
 
@@ -154,7 +154,7 @@ def _real(cell: CellOutcome, contents: "Contents", beside: "Method") -> "Method"
     """As many real images, with residuals where the samples beside them have some."""
     import torch
 
-    from namm.experiments import build
+    from namm.experiments.engine import build
 
     images = torch.from_numpy(contents.grids["data"][: len(beside.images)])
     rule = build.rule_of(cell.cell.preset.settings.data, cell.folder.joinpath, "cpu")
@@ -177,7 +177,7 @@ def written(results: Path, chosen: Preset) -> dict[str, Found]:
 
 def write(cells: Mapping[str, CellOutcome], command: str, results: Path, *, keep: bool) -> bool:
     """Write and print everything; whether nothing falls short."""
-    from namm.experiments.report_stage import RESIDUAL, collect
+    from namm.experiments.engine.stages.report import RESIDUAL, collect
 
     contents = {seed: collect(cell.folder) for seed, cell in cells.items()}
     said = [problem for each in contents.values() for problem in each.problems]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from against_baseline import LABELS
-from namm.experiments.paper.shown import NOT_THE_PAPERS, Table, Value
-from namm.experiments.stages import STAGES
+from namm.experiments.engine.stages import STAGES
+from namm.experiments.paper.output import NOT_THE_PAPERS, Table, Value
 from namm.formatting import format_number
 
 Found = dict[str, Any]

@@ -25,8 +25,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, Settings
 from namm.experiments.presets import preset
-from namm.experiments.settings import ForwardSettings, NetworkSettings, Settings
 from namm.gpu import lay_out
 from namm.numerics import arithmetic, generator
 from namm.precision import Precision

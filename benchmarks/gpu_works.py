@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gpu_tools import Bench, Figures, calls, flops, training
 from namm.evaluation import distance_summary
-from namm.experiments import build
-from namm.experiments.settings import Settings
+from namm.experiments.engine import build
+from namm.experiments.engine.settings import Settings
 from namm.generative import Diffusion, EulerMaruyama, Mirrored
 from namm.training.objectives import MapObjective
 from namm.training.train_map import project_weights

@@ -22,11 +22,11 @@ from rich.table import Table
 
 from namm.datasets import open_store
 from namm.evaluation import Scores, compare
-from namm.experiments.data_stage import images_file
+from namm.experiments.engine.run import run
+from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.settings import with_seed
+from namm.experiments.engine.stages.data import images_file
 from namm.experiments.presets import EXPERIMENTS, Preset, preset
-from namm.experiments.run import run
-from namm.experiments.settings import with_seed
-from namm.experiments.trained import Trained
 from namm.maps import IdentityMap
 
 SUBSET = 1000

@@ -35,12 +35,12 @@ from gpu_tools import facts, stamp
 from namm import train_model
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images
-from namm.experiments import build
 from namm.experiments.data_settings import BurgersData
-from namm.experiments.map_stage import learn_map, measure
+from namm.experiments.engine import build
+from namm.experiments.engine.run_parts import device, untrained
+from namm.experiments.engine.settings import Settings
+from namm.experiments.engine.stages.map import learn_map, measure
 from namm.experiments.presets import PRESETS, Preset, preset
-from namm.experiments.settings import Settings
-from namm.experiments.trained import device, untrained
 from namm.files import write_json
 from namm.maps import MirrorMap
 from namm.numerics import arithmetic

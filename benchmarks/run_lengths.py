@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from namm.experiments.settings import Settings
+from namm.experiments.engine.settings import Settings
 from namm.training.settings import Budget, TrainSettings
 
 TIMES = 1.0

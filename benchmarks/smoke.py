@@ -29,7 +29,7 @@ import torch
 
 from namm import NAMMPipeline
 from namm.cli import main as namm
-from namm.experiments.trained import Trained, device
+from namm.experiments.engine.run_parts import Trained, device
 
 EXTRA = ["--force"]
 """Arguments of every `namm run` besides: whatever makes it accept maps that have learned nothing."""

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from namm.evaluation.verdict import Watched
+from namm.experiments.engine.run import run
+from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings
 from namm.experiments.presets import Preset, preset
-from namm.experiments.run import run
-from namm.experiments.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("default")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from namm.experiments import build
+from namm.experiments.engine import build
 from namm.experiments.presets import preset
 from namm.generative import Diffusion, NCSNpp
 from namm.generative.diffusion import FixedBatch

@@ -7,8 +7,8 @@ import pytest
 
 from namm.cli import main
 from namm.experiments.demo import ABOUT
-from namm.experiments.folder import SETTINGS, read_record
-from namm.experiments.plain import read_yaml
+from namm.experiments.engine.folder import SETTINGS, read_record
+from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.presets import preset
 from namm.report import page
 

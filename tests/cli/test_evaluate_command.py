@@ -13,7 +13,7 @@ from torch import nn
 from namm.constraints import TotalFlux
 from namm.datasets import load
 from namm.evaluation import compare, floor
-from namm.experiments.trained import Trained
+from namm.experiments.engine.run_parts import Trained
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 
 from namm import Burgers, NAMMPipeline
 from namm.cli import main
-from namm.experiments.trained import Trained
+from namm.experiments.engine.run_parts import Trained
 
 
 @pytest.fixture(autouse=True)

@@ -276,7 +276,7 @@ def test_a_full_disk_in_the_middle_of_a_run_names_the_folder_and_the_way_on(monk
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("namm.experiments.data_stage.write_store", full)
+    monkeypatch.setattr("namm.experiments.engine.stages.data.write_store", full)
     assert main(["run", "periodic", "--until", "data"]) == 1
     said = capsys.readouterr().err
     assert "runs/periodic cannot be used ([Errno 28] No space left on device)" in said

@@ -16,7 +16,7 @@ from namm.cli.run import choose
 from namm.constraints import constraint
 from namm.datasets import open_store
 from namm.errors import DataError, NammWarning
-from namm.experiments.folder import read_record
+from namm.experiments.engine.folder import read_record
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_a_residual_that_fails_in_the_report_costs_its_pictures_alone(mine, namm
         raise RuntimeError("only two images at a time")
 
     rule = constraint(lambda x: x.sum(1).abs().mean((1, 2)), residual=fails)
-    monkeypatch.setattr("namm.experiments.build.constraint", lambda _: rule)
+    monkeypatch.setattr("namm.experiments.engine.build.constraint", lambda _: rule)
     shutil.rmtree(mine / "runs/own/report")
     (mine / "runs/own/evaluate/rule.json").unlink()  # as in a run of version 0.1
     code, said = namm("report", "own")

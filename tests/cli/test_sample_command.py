@@ -11,9 +11,9 @@ import torch
 import yaml
 
 from namm.datasets import partial
-from namm.experiments import build
-from namm.experiments.settings import SamplerSettings
-from namm.experiments.trained import Trained
+from namm.experiments.engine import build
+from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.settings import SamplerSettings
 from namm.maps import IdentityMap
 
 

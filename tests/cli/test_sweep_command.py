@@ -7,12 +7,12 @@ import shutil
 import pytest
 
 from namm.cli import main
-from namm.experiments import sweep
-from namm.experiments.folder import read_record
-from namm.experiments.plain import to_yaml
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.settings import with_seed
+from namm.experiments.engine.settings_file import to_yaml
 from namm.experiments.presets import preset
-from namm.experiments.settings import with_seed
-from namm.experiments.sweep import combinations, make_cell, read_values
+from namm.experiments.sweeps import sweep
+from namm.experiments.sweeps.sweep import combinations, make_cell, read_values
 
 
 @pytest.fixture

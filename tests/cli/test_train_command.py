@@ -34,7 +34,7 @@ def test_training_a_map_is_running_an_experiment_until_its_map(capsys):
 
 def test_it_ends_where_it_is_told(tiny_preset, monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr("namm.experiments.run.run", lambda chosen, folder, *, until, **_: asked.append(until))
+    monkeypatch.setattr("namm.experiments.engine.run.run", lambda chosen, folder, *, until, **_: asked.append(until))
     for what in ("map", "mdm", "finetune", "dm", "mvae", "vae"):
         assert main(["train", what, "burgers"]) == 0
     assert asked == ["map", "mdm", "finetune", "dm", "mvae", "vae"]

@@ -13,7 +13,7 @@ import yaml
 from own_files import MARK, OWN, TINY
 
 from namm.cli import TRUSTING
-from namm.experiments.trust import record_path
+from namm.experiments.engine.trust import record_path
 
 SETTINGS = "stranger/runs/own/settings.yaml"
 RUN = "stranger/runs/own"
@@ -144,7 +144,9 @@ def test_a_rule_that_the_user_names_is_not_looked_for_in_the_folder_of_a_file(ma
 def reported(monkeypatch):
     """The contents of the reports that are written; drawing them takes seconds."""
     found = []
-    monkeypatch.setattr("namm.experiments.report_stage.report", lambda contents: found.append(contents) or "drawn")
+    monkeypatch.setattr(
+        "namm.experiments.engine.stages.report.report", lambda contents: found.append(contents) or "drawn"
+    )
     return found
 
 

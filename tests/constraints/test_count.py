@@ -17,8 +17,8 @@ from namm.constraints import Counter
 from namm.constraints.description import describe, rebuild
 from namm.datasets import galaxies
 from namm.errors import CheckpointError, ConstraintError, DataError, UsageError
-from namm.experiments import build
 from namm.experiments.data_settings import CountData, CountRule
+from namm.experiments.engine import build
 
 
 class TopRow(torch.nn.Module):

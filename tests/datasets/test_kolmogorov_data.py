@@ -10,8 +10,8 @@ import torch
 from namm.constraints import DivergenceFree
 from namm.datasets import DATASETS, KolmogorovFlow, kolmogorov_flow
 from namm.errors import UsageError
-from namm.experiments import build
 from namm.experiments.data_settings import DivergenceData
+from namm.experiments.engine import build
 from namm.simulators.fluid import FluidGrid, advance, cut, initial_field, project, vorticity
 
 SMALL = {"size": 16, "rows": 2, "columns": 2, "inner_steps": 3, "start": 0.05}

@@ -18,7 +18,7 @@ from namm.datasets import (
     load,
     write_store,
 )
-from namm.experiments import build
+from namm.experiments.engine import build
 from namm.experiments.presets import preset
 from namm.numerics import generator
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 import torch.utils.tensorboard
 
-import namm.experiments.data_stage
-import namm.experiments.map_stage  # noqa: F401
+import namm.experiments.engine.stages.data
+import namm.experiments.engine.stages.map  # noqa: F401
 from namm.cli import main
 
 KILLS, STEPS = 20, 400

@@ -9,13 +9,13 @@ import torch
 from namm.constraints import Counter, constraint
 from namm.datasets import open_store
 from namm.errors import ConstraintError, DataError
-from namm.experiments import build
 from namm.experiments.data_settings import CounterTraining
-from namm.experiments.data_stage import images_file
-from namm.experiments.map_stage import mirror_folder
+from namm.experiments.engine import build
+from namm.experiments.engine.run import run
+from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings
+from namm.experiments.engine.stages.data import images_file
+from namm.experiments.engine.stages.map import mirror_folder
 from namm.experiments.presets import EXPERIMENTS, preset
-from namm.experiments.run import run
-from namm.experiments.settings import ForwardSettings, NetworkSettings, SamplerSettings
 from namm.generative.sample_file import SampleFile
 from namm.maps import MirrorMap
 from namm.training.counter import train_counter
@@ -113,7 +113,7 @@ def test_a_rule_that_sigma_max_does_not_wake_and_constant_images_end_the_stage_d
     x = recipe.block(chosen.settings.data.seed, "train", 0)
     most = float(x.abs().max() + 6 * max(sigma, 0.1 * x.std()))
     bounded = constraint(lambda x: (x.abs() - most).clamp(min=0).mean((1, 2, 3)), name="bounded")
-    monkeypatch.setattr("namm.experiments.data_stage.constraint", lambda rule: bounded)
+    monkeypatch.setattr("namm.experiments.engine.stages.data.constraint", lambda rule: bounded)
     with pytest.raises(ConstraintError, match=r"bounded is inactive: .* or take more noise: map\.sigma_max"):
         run(chosen, tmp_path / "inactive", tell=lambda line: None, progress=False)
     monkeypatch.setattr(type(recipe), "blocks", lambda self, seed, split, ks: (torch.full_like(x, 0.3) for _ in ks))

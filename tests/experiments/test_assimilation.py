@@ -13,14 +13,14 @@ from torch import nn
 from namm.constraints import constraint
 from namm.datasets import load
 from namm.errors import RunFolderError, UsageError
-from namm.experiments import assimilation_file
-from namm.experiments.assimilation import Sampling, Score, Setting, assimilate, guidance, priors, score
-from namm.experiments.assimilation_figures import as_image
-from namm.experiments.assimilation_file import read_scores, read_truth, remembered, write_outcomes
-from namm.experiments.assimilation_tasks import Task, make_task, named_operator, other_numbers, papers_observation
-from namm.experiments.assimilation_tuning import choose, crossings, grid, tune
+from namm.experiments.assimilation import posterior_file as assimilation_file
+from namm.experiments.assimilation.assimilate import Sampling, Score, Setting, assimilate, guidance, priors, score
+from namm.experiments.assimilation.figures import as_image
+from namm.experiments.assimilation.posterior_file import read_scores, read_truth, remembered, write_outcomes
+from namm.experiments.assimilation.tasks import Task, make_task, named_operator, other_numbers, papers_observation
+from namm.experiments.assimilation.tuning import choose, crossings, grid, tune
 from namm.experiments.data_settings import BurgersData, DivergenceData, FluxData
-from namm.experiments.trained import Trained
+from namm.experiments.engine.run_parts import Trained
 from namm.generative import Diffusion, Mirrored
 from namm.inverse import Columns, DDIMSteps, DPSGuidance, GaussianNoise, sample_posterior
 from namm.maps import IdentityMap

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from namm.experiments.assimilation import Score, Setting
-from namm.experiments.assimilation_file import read_score
-from namm.experiments.assimilation_tuning import choose
-from namm.experiments.folder import read_record
+from namm.experiments.assimilation.assimilate import Score, Setting
+from namm.experiments.assimilation.posterior_file import read_score
+from namm.experiments.assimilation.tuning import choose
+from namm.experiments.engine.folder import read_record
 from namm.experiments.presets import preset
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "assimilation.py"

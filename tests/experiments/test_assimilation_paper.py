@@ -6,12 +6,12 @@ import h5py
 import numpy as np
 import pytest
 
-from namm.experiments import assimilation_paper as paper
-from namm.experiments.assimilation import Sampling, Setting, assimilate, priors, score
-from namm.experiments.assimilation_tasks import make_task
-from namm.experiments.cells import Cell, CellOutcome
+from namm.experiments.assimilation.assimilate import Sampling, Setting, assimilate, priors, score
+from namm.experiments.assimilation.tasks import make_task
+from namm.experiments.engine.run_parts import Trained
+from namm.experiments.paper import fig5_fig11 as paper
 from namm.experiments.paper.items import ITEMS
-from namm.experiments.trained import Trained
+from namm.experiments.sweeps.cell import Cell, CellOutcome
 from namm.inverse import DDIMSteps
 
 

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 from namm.errors import Interrupted, TrainingError, UsageError
-from namm.experiments import jobs
-from namm.experiments import run as run_module
-from namm.experiments import stages as stages_module
-from namm.experiments.cells import Cell, Jobs, run_cells
-from namm.experiments.folder import FAILURE, read_failure, write_failure
-from namm.experiments.jobs import Job
+from namm.experiments.engine import run as run_module
+from namm.experiments.engine import stages as stages_module
+from namm.experiments.engine.folder import FAILURE, read_failure, write_failure
+from namm.experiments.engine.stages import STAGES, Outcome
 from namm.experiments.presets import preset
-from namm.experiments.share import first_of_each, run_sharing, share
-from namm.experiments.stages import STAGES, Outcome
-from namm.experiments.sweep import gather
+from namm.experiments.sweeps import jobs
+from namm.experiments.sweeps.cell import Cell, Jobs, run_cells
+from namm.experiments.sweeps.jobs import Job
+from namm.experiments.sweeps.link_stages import first_of_each, run_sharing, share
+from namm.experiments.sweeps.sweep import gather
 from namm.files import owned
 
 

@@ -13,10 +13,10 @@ from torch import nn
 from namm.datasets import load, partial
 from namm.errors import DataError, UsageError
 from namm.evaluation import Clipped, Extractor, fid, kid, mmd
-from namm.experiments.evaluate_stage import ROWS
-from namm.experiments.folder import read_record
-from namm.experiments.run import run
-from namm.experiments.trained import Trained
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.run import run
+from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.stages.evaluate import ROWS
 
 
 @pytest.fixture(scope="module")

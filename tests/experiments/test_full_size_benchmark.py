@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from namm.datasets import load
 from namm.errors import DataError, RunFolderError
-from namm.experiments.cells import Cell, CellOutcome
-from namm.experiments.report_stage import collect
+from namm.experiments.engine.stages.report import collect
+from namm.experiments.sweeps.cell import Cell, CellOutcome
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TRAINED = ("map", "mdm", "samples", "finetune", "dm")

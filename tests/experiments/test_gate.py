@@ -9,9 +9,9 @@ import torch
 from namm.cli import main
 from namm.errors import VerdictError
 from namm.evaluation.verdict import Verdict
-from namm.experiments.folder import read_record
-from namm.experiments.judgement import run_verdict
-from namm.experiments.run import run
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.judgement import run_verdict
+from namm.experiments.engine.run import run
 from namm.pipeline import NAMMPipeline
 
 

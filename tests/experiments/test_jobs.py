@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from namm.errors import FolderInUseError, Interrupted
-from namm.experiments import jobs, processes
-from namm.experiments.cells import Cell, Jobs
-from namm.experiments.folder import read_record
-from namm.experiments.jobs import Job, run_locally, run_on_slurm
-from namm.experiments.plain import to_yaml
+from namm.experiments.engine import processes
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.settings_file import to_yaml
 from namm.experiments.presets import preset
+from namm.experiments.sweeps import jobs
+from namm.experiments.sweeps.cell import Cell, Jobs
+from namm.experiments.sweeps.jobs import Job, run_locally, run_on_slurm
 from namm.files import owned
 
 

@@ -13,11 +13,11 @@ from torch import nn
 from namm.constraints import TotalFlux
 from namm.datasets import batches, load
 from namm.errors import DataError, UsageError
-from namm.experiments import build
-from namm.experiments.map_stage import measure, mirror_folder
+from namm.experiments.engine import build
+from namm.experiments.engine.run import run
+from namm.experiments.engine.settings import ForwardSettings
+from namm.experiments.engine.stages.map import measure, mirror_folder
 from namm.experiments.presets import preset
-from namm.experiments.run import run
-from namm.experiments.settings import ForwardSettings
 from namm.maps import MirrorMap
 from namm.numerics import generator
 from namm.training.train_map import train_map

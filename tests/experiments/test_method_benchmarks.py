@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from namm.experiments.data_settings import BurgersData
+from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings, with_seed
 from namm.experiments.presets import preset
-from namm.experiments.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings, with_seed
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

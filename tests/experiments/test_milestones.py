@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from namm.evaluation.milestone import Milestone, half_way
-from namm.experiments import build
-from namm.experiments.folder import read_record
+from namm.experiments.engine import build
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.run import run
+from namm.experiments.engine.run_parts import Trained
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
-from namm.experiments.run import run
-from namm.experiments.trained import Trained
 from namm.training.checkpoint import Checkpoint, read, write
 from namm.training.settings import evenly
 

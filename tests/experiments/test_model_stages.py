@@ -11,12 +11,12 @@ import torch
 
 from namm.datasets import load
 from namm.errors import UsageError
-from namm.experiments import build
-from namm.experiments.folder import Record, read_record, write_record
-from namm.experiments.model_stage import equal_compute
-from namm.experiments.run import run
-from namm.experiments.stages import stage_keys, stages_until
-from namm.experiments.trained import Trained
+from namm.experiments.engine import build
+from namm.experiments.engine.folder import Record, read_record, write_record
+from namm.experiments.engine.run import run
+from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.stages import stage_keys, stages_until
+from namm.experiments.engine.stages.model import equal_compute
 from namm.generative import Diffusion
 from namm.training.settings import TrainSettings
 

@@ -9,17 +9,17 @@ import torch
 from namm.constraints import Counter
 from namm.datasets import open_store
 from namm.errors import Interrupted, UsageError
-from namm.experiments import build
-from namm.experiments.cells import Cell
 from namm.experiments.data_settings import CountData, CounterTraining
-from namm.experiments.folder import read_record
-from namm.experiments.plain import from_yaml, to_yaml
+from namm.experiments.engine import build
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.run import run
+from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.settings import with_seed
+from namm.experiments.engine.settings_file import from_yaml, to_yaml
+from namm.experiments.engine.stages import stage_keys
 from namm.experiments.presets import PRESETS, preset
-from namm.experiments.run import run
-from namm.experiments.settings import with_seed
-from namm.experiments.share import share
-from namm.experiments.stages import stage_keys
-from namm.experiments.trained import Trained
+from namm.experiments.sweeps.cell import Cell
+from namm.experiments.sweeps.link_stages import share
 from namm.training import counter as counting
 from namm.training import trainer
 

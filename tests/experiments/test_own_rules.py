@@ -9,9 +9,9 @@ import torch
 
 from namm.errors import ConstraintError, MemoryShortage, RunFolderError, UsageError
 from namm.experiments.data_settings import OwnData, OwnRule
+from namm.experiments.engine.rule_source import locate
 from namm.experiments.own import _source_hash, blamed_on, known_rule, load_rule, prepare
 from namm.experiments.presets import OWN, preset
-from namm.experiments.rule_source import locate
 
 RULES = """
 import threading
@@ -122,7 +122,7 @@ def prepared(name):
 
 def test_a_rule_is_tried_where_it_will_be_trained_with(monkeypatch):
     """A device without values: that the rule came there with the images is seen, and that it is named."""
-    monkeypatch.setattr("namm.experiments.build.device", lambda: torch.device("meta"))
+    monkeypatch.setattr("namm.experiments.engine.build.device", lambda: torch.device("meta"))
     with pytest.raises(ConstraintError, match="the rule bag_of_rules:Placed raised"):
         prepared("Placed")
     assert set(sys.modules["bag_of_rules"].SEEN) == {("meta", "meta")}

@@ -14,18 +14,19 @@ from torch import nn
 
 from namm.errors import DataError, UsageError
 from namm.evaluation import Clipped, Extractor, fid, kid, mmd
-from namm.experiments import assimilation_paper, build
-from namm.experiments.assimilation import Setting
-from namm.experiments.cells import Cell, CellOutcome
+from namm.experiments.assimilation.assimilate import Setting
 from namm.experiments.data_settings import CountData, DivergenceData, PeriodicData
+from namm.experiments.engine import build
+from namm.experiments.paper import fig5_fig11 as assimilation_paper
 from namm.experiments.paper import make as making
-from namm.experiments.paper.inception_distance import table5
 from namm.experiments.paper.items import ITEMS
 from namm.experiments.paper.make import make
 from namm.experiments.paper.reported import TABLE2
-from namm.experiments.paper.wanted import WEIGHTS, base_cells, cross_cells, grid_weights, sweep_cells
+from namm.experiments.paper.runs_needed import WEIGHTS, base_cells, cross_cells, grid_weights, sweep_cells
+from namm.experiments.paper.table5 import table5
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
-from namm.experiments.share import share
+from namm.experiments.sweeps.cell import Cell, CellOutcome
+from namm.experiments.sweeps.link_stages import share
 from namm.files import owned
 from namm.formatting import format_number
 from namm.maps import MirrorMap
@@ -391,7 +392,7 @@ def test_a_stage_is_copied_where_it_cannot_be_linked(swept, out, tiny, tmp_path,
         raise OSError("no links here")
 
     shutil.copytree(out / "burgers-seed0" / "data", tmp_path / "first" / "data")
-    monkeypatch.setattr("namm.experiments.share.os.link", refuse)
+    monkeypatch.setattr("namm.experiments.sweeps.link_stages.os.link", refuse)
     (cell,) = base_cells(tiny, ["burgers"], [0])
     share([replace(cell, name="second"), *base_cells(tiny, ["burgers"], [1])], tmp_path)
     first, second = (tmp_path / name / "data" / "images.h5" for name in ("first", "second"))

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from namm.errors import UsageError
-from namm.experiments.plain import changes, digest, from_yaml, plain, read_yaml, to_yaml
+from namm.experiments.engine.settings import with_seed
+from namm.experiments.engine.settings_file import changes, digest, from_yaml, plain, read_yaml, to_yaml
+from namm.experiments.engine.stages import STAGES, stage_keys, stages_until
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
-from namm.experiments.settings import with_seed
-from namm.experiments.stages import STAGES, stage_keys, stages_until
 
 ALL = [(experiment, name) for experiment in EXPERIMENTS for name in PRESETS]
 

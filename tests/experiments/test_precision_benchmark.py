@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from namm.errors import RunFolderError
-from namm.experiments import build
-from namm.experiments.map_stage import measure
-from namm.experiments.trained import untrained
+from namm.experiments.engine import build
+from namm.experiments.engine.run_parts import untrained
+from namm.experiments.engine.stages.map import measure
 from namm.maps import MirrorMap
 from namm.numerics import generator
 from namm.training.checkpoint import read, weights_digest

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from namm.datasets import BlackHoles, BurgersTrajectories, Dataset, Galaxies, KolmogorovFlow, UnitCells
 from namm.errors import UsageError
-from namm.experiments import build
 from namm.experiments.data_settings import BurgersData, CountData, DivergenceData, FluxData, PeriodicData
+from namm.experiments.engine import build
 from namm.experiments.presets import EXPERIMENTS, PRESETS, REPORTED, preset
 
 # The paper's Tables 3 and 4: σ_max, λ, rate, epochs of NAMM, MDM, finetuning and DM, images to train on and to validate
@@ -158,7 +158,7 @@ def test_what_does_not_exist_is_refused_with_what_does():
 
 
 def test_presets_import_no_torch():
-    code = "import sys, namm.experiments.presets, namm.experiments.status; sys.exit('torch' in sys.modules)"
+    code = "import sys, namm.experiments.presets, namm.experiments.engine.status; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

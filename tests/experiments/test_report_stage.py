@@ -14,10 +14,10 @@ import yaml
 from namm.constraints import DivergenceFree, Periodic
 from namm.constraints.burgers import Burgers
 from namm.errors import RunFolderError
-from namm.experiments.folder import read_record
-from namm.experiments.report_stage import FILE, PARTIAL, collect, make_report, view_of, write_report
-from namm.experiments.run import run
-from namm.experiments.stages import Work
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.run import run
+from namm.experiments.engine.stages import Work
+from namm.experiments.engine.stages.report import FILE, PARTIAL, collect, make_report, view_of, write_report
 from namm.files import owned
 from namm.report import page as page_module
 from namm.report.figures import png

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from namm.errors import RunFolderError, TrainingError, UsageError
-from namm.experiments import folder as run_folder
-from namm.experiments import run as run_module
-from namm.experiments import stages as stages_module
-from namm.experiments.folder import place_stage, read_record
+from namm.experiments.engine import folder as run_folder
+from namm.experiments.engine import run as run_module
+from namm.experiments.engine import stages as stages_module
+from namm.experiments.engine.folder import place_stage, read_record
+from namm.experiments.engine.run import run
+from namm.experiments.engine.stages import STAGES, Outcome
+from namm.experiments.engine.status import describe_run, stage_states
 from namm.experiments.presets import preset
-from namm.experiments.run import run
-from namm.experiments.stages import STAGES, Outcome
-from namm.experiments.status import describe_run, stage_states
 from namm.files import owned
 
 

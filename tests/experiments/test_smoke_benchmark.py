@@ -5,7 +5,7 @@ import json
 import pytest
 
 import smoke
-from namm.experiments.folder import read_record
+from namm.experiments.engine.folder import read_record
 
 
 def test_one_experiment_to_its_map(tmp_path, capsys):

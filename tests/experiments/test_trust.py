@@ -16,9 +16,9 @@ from hypothesis import given
 import namm
 from namm.errors import ConstraintError, UntrustedRuleError, UsageError
 from namm.experiments.data_settings import OwnRule
+from namm.experiments.engine.rule_source import FINDER, find_source, locate, without_comments
+from namm.experiments.engine.trust import accepting, is_trusted, read_record, record_path
 from namm.experiments.own import known_rule, load_rule
-from namm.experiments.rule_source import FINDER, find_source, locate, without_comments
-from namm.experiments.trust import accepting, is_trusted, read_record, record_path
 
 X = torch.ones(1, 1, 2, 2)
 MARK = "import builtins; builtins.marks.append(__name__)\n"
@@ -127,7 +127,8 @@ def test_child_processes_inherit_what_was_allowed(tmp_path, monkeypatch):
     with accepting():
         known_rule(OwnRule("rules:rule", str(root)))
     code = (
-        "import sys; from namm.experiments.rule_source import locate; from namm.experiments.trust import is_trusted; "
+        "import sys; from namm.experiments.engine.rule_source import locate; "
+        "from namm.experiments.engine.trust import is_trusted; "
         "sys.exit(not is_trusted(locate('rules:rule', sys.argv[1])))"
     )
 

@@ -5,7 +5,7 @@ import torch
 
 from namm.constraints import constraint
 from namm.errors import MemoryShortage
-from namm.experiments import build
+from namm.experiments.engine import build
 from namm.generative import DPMSolver
 from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, rehearse_sampling, write_samples

@@ -10,7 +10,7 @@ import sys
 import torch
 
 from namm.cli import main
-from namm.experiments import map_stage
+from namm.experiments.engine.stages import map as map_stage
 
 
 def fault(*_: object, **__: object) -> None:

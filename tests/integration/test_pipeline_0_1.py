@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from namm import NAMMPipeline
-from namm.experiments import build
-from namm.experiments.trained import Trained
+from namm.experiments.engine import build
+from namm.experiments.engine.run_parts import Trained
 from namm.generative import NCSNpp
 from namm.generative.sample_file import SampleFile
 

@@ -14,9 +14,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from namm.cli import main
-from namm.experiments.folder import read_record
-from namm.experiments.plain import to_yaml
-from namm.experiments.status import stage_states
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.settings_file import to_yaml
+from namm.experiments.engine.status import stage_states
 
 SCRIPT = Path(__file__).with_name("distributed_run.py")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "two_nodes.sh"

@@ -8,8 +8,8 @@ from torch import nn
 
 from namm.constraints import Periodic, TotalFlux, constraint
 from namm.errors import UsageError
-from namm.experiments import build
-from namm.experiments.settings import MapSettings, WeightSettings
+from namm.experiments.engine import build
+from namm.experiments.engine.settings import MapSettings, WeightSettings
 from namm.maps import ICNN, MirrorMap, ResNet
 from namm.training.objectives import (
     FinetuneObjective,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from namm.errors import MemoryShortage, UsageError, is_out_of_memory
-from namm.experiments import build
+from namm.experiments.engine import build
 from namm.maps import IdentityMap
 from namm.numerics import autocast
 from namm.training import checkpoint, step_cost, trainer

@@ -17,7 +17,7 @@ from typing import Any
 from namm._version import __version__
 from namm.cli.failures import explain
 from namm.errors import NammWarning
-from namm.experiments.processes import one_voice
+from namm.experiments.engine.processes import one_voice
 
 COMMANDS = {
     "demo": "the whole method on a CPU, in minutes, told as it goes",
@@ -110,7 +110,7 @@ def sentences() -> Iterator[None]:
 def _accepting(trust: bool) -> AbstractContextManager[None]:
     if not trust:
         return nullcontext()
-    from namm.experiments.trust import accepting
+    from namm.experiments.engine.trust import accepting
 
     return accepting()
 

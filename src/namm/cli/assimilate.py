@@ -13,9 +13,9 @@ from namm.errors import UsageError
 from namm.precision import Precision
 
 if TYPE_CHECKING:
-    from namm.experiments.assimilation import Sampling, Score, Setting
-    from namm.experiments.assimilation_tasks import Task
-    from namm.experiments.trained import Trained
+    from namm.experiments.assimilation.assimilate import Sampling, Score, Setting
+    from namm.experiments.assimilation.tasks import Task
+    from namm.experiments.engine.run_parts import Trained
     from namm.inverse import Steps
 
 Method = Literal["dps", "cg-dps", "mirror-dps"]
@@ -79,11 +79,11 @@ def main(arguments: list[str]) -> int:
     run = find_run(options.run)
 
     from namm.datasets.partial import only_writer
-    from namm.experiments.assimilation import Sampling, priors
-    from namm.experiments.assimilation_figures import outcomes_figure
-    from namm.experiments.assimilation_file import read_scores, write_outcomes
-    from namm.experiments.assimilation_tasks import make_task
-    from namm.experiments.trained import Trained
+    from namm.experiments.assimilation.assimilate import Sampling, priors
+    from namm.experiments.assimilation.figures import outcomes_figure
+    from namm.experiments.assimilation.posterior_file import read_scores, write_outcomes
+    from namm.experiments.assimilation.tasks import make_task
+    from namm.experiments.engine.run_parts import Trained
     from namm.report.figures import look, save
 
     trained = Trained.load(run)
@@ -134,14 +134,14 @@ def _check(options: Assimilate) -> None:
 
 
 def _steps(steps: int) -> "Steps":
-    from namm.experiments.assimilation import PAPER_STEPS
+    from namm.experiments.assimilation.assimilate import PAPER_STEPS
     from namm.inverse import AncestralSteps, DDIMSteps
 
     return AncestralSteps(steps) if steps >= PAPER_STEPS else DDIMSteps(steps)
 
 
 def _given(options: Assimilate) -> "list[Setting]":
-    from namm.experiments.assimilation import DEFAULTS, Setting
+    from namm.experiments.assimilation.assimilate import DEFAULTS, Setting
 
     zeta, weight = DEFAULTS[options.guidance]
     zeta, weight = (*options.zeta, zeta)[0], (*options.weight, weight)[0]
@@ -153,10 +153,10 @@ def _tuned(options: Assimilate, trained: "Trained", task: "Task", sampling: "Sam
     """The best setting of each method on other truths, each tried once and remembered beside the file."""
     from dataclasses import replace
 
-    from namm.experiments.assimilation import priors
-    from namm.experiments.assimilation_file import remembered
-    from namm.experiments.assimilation_tasks import make_task, other_numbers
-    from namm.experiments.assimilation_tuning import WEIGHTS, ZETAS, choose, tune
+    from namm.experiments.assimilation.assimilate import priors
+    from namm.experiments.assimilation.posterior_file import remembered
+    from namm.experiments.assimilation.tasks import make_task, other_numbers
+    from namm.experiments.assimilation.tuning import WEIGHTS, ZETAS, choose, tune
 
     numbers = other_numbers(trained, task.numbers, options.tune_truths)
     others = make_task(trained, task.observed, options.noise, numbers, options.seed)

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"--out must name an HDF5 file, such as {name}.h5, not {path}: nothing would read it back.")
 
     from namm.datasets import write_store
-    from namm.experiments.build import dataset
+    from namm.experiments.engine.build import dataset
 
     recipe = dataset(data)
     there = path.exists()

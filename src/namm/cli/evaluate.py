@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> int:
 
 def _show_verdicts(runs: Sequence[Path]) -> None:
     """The verdict on each run, in full where there is one run."""
-    from namm.experiments.judgement import run_verdict
+    from namm.experiments.engine.judgement import run_verdict
 
     for run in runs:
         if (verdict := run_verdict(run)) is not None:
@@ -124,8 +124,8 @@ def _require_alike(runs: Sequence[Path]) -> None:
     """Refuse to average over runs whose figures mean different things."""
     from dataclasses import replace
 
-    from namm.experiments.folder import SETTINGS
-    from namm.experiments.plain import read_yaml
+    from namm.experiments.engine.folder import SETTINGS
+    from namm.experiments.engine.settings_file import read_yaml
 
     chosen = [read_yaml(run / SETTINGS) for run in runs]
     kinds = {(each.experiment, replace(each.settings.evaluate, seed=0)) for each in chosen}
@@ -140,13 +140,13 @@ def _run_rows(run: Path) -> dict[str, Row]:
     """The rows of a run in order; makes the stage, but trains nothing."""
     import json
 
-    from namm.experiments.evaluate_stage import ROWS
-    from namm.experiments.folder import SETTINGS
-    from namm.experiments.judgement import METRICS
-    from namm.experiments.plain import read_yaml
-    from namm.experiments.run import run as run_stages
-    from namm.experiments.stages import STAGES
-    from namm.experiments.trained import complete_stage
+    from namm.experiments.engine.folder import SETTINGS
+    from namm.experiments.engine.judgement import METRICS
+    from namm.experiments.engine.run import run as run_stages
+    from namm.experiments.engine.run_parts import complete_stage
+    from namm.experiments.engine.settings_file import read_yaml
+    from namm.experiments.engine.stages import STAGES
+    from namm.experiments.engine.stages.evaluate import ROWS
 
     for stage in STAGES["evaluate"].needs:
         complete_stage(run, stage)
@@ -207,7 +207,7 @@ def _rule_of(data: Path) -> str:
 def _compare(options: Files, against: Path, name: str) -> dict[str, dict[str, Any]]:
     """The data's floor and the samples."""
     from namm.evaluation import Extractor, compare, floor, picture_for
-    from namm.experiments.build import device
+    from namm.experiments.engine.build import device
 
     rule = named_rule(name, options.rule)
     extractor = Extractor(picture_for(rule), device=device()) if options.inception else None

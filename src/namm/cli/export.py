@@ -39,8 +39,8 @@ def main(arguments: list[str]) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunFolderError(f"{folder} is there already and is not overwritten: choose another folder with -o.")
 
-    from namm.experiments.judgement import run_verdict
-    from namm.experiments.trained import Trained
+    from namm.experiments.engine.judgement import run_verdict
+    from namm.experiments.engine.run_parts import Trained
     from namm.files import rename_durably
     from namm.pipeline import NAMMPipeline
 

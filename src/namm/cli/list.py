@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
             return 0
         raise UsageError(f"there is no folder {folder}.")
 
-    from namm.experiments.folder import RUN
+    from namm.experiments.engine.folder import RUN
 
     runs = sorted(p.parent for p in [*folder.glob(f"*/{RUN}"), *folder.glob(RUN)])
     if not runs:
@@ -42,7 +42,7 @@ def _show(runs: list[Path]) -> None:
 
 
 def _row(run: Path) -> tuple[str, str, str, str]:
-    from namm.experiments.status import describe_run
+    from namm.experiments.engine.status import describe_run
 
     try:
         about = describe_run(run)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from namm.errors import UsageError
-from namm.experiments.processes import is_main, let_speak
+from namm.experiments.engine.processes import is_main, let_speak
 
 T = TypeVar("T")
 

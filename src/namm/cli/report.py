@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     refuse_more(rest[1:], USAGE)
     run = find_run(rest[0])
 
-    from namm.experiments.report_stage import PARTIAL, write_report
+    from namm.experiments.engine.stages.report import PARTIAL, write_report
 
     path = write_report(run)
     if path.name == PARTIAL:

@@ -45,7 +45,7 @@ def recipe(file: Path) -> dict[str, Any]:
 
 def named_rule(name: str, rule: Rule) -> "Constraint":
     """ℓ of that name, with these numbers where it is one of ours, where models run."""
-    from namm.experiments.build import constraint, placed
+    from namm.experiments.engine.build import constraint, placed
     from namm.experiments.own import load_rule
 
     return placed(load_rule(name) if ":" in name else constraint(rule))

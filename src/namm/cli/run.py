@@ -8,9 +8,9 @@ from typing import Any
 from namm.cli.options import HELP, parse, pick, refuse_near_misses, take_flag, take_name
 from namm.errors import UsageError
 from namm.experiments.data_settings import OwnData
+from namm.experiments.engine.settings import Settings
+from namm.experiments.engine.stages import MAIN_LINE, STAGES
 from namm.experiments.presets import EXPERIMENTS, OWN, PRESETS, Preset, preset, require_name
-from namm.experiments.settings import Settings
-from namm.experiments.stages import MAIN_LINE, STAGES
 
 OPTIONS = ("preset", "until", "out", "config", "data", "constraint")
 
@@ -69,7 +69,7 @@ def carry_out(
         return chosen
     folder = Path(own.get("out", Path("runs") / chosen.experiment))
 
-    from namm.experiments.run import run
+    from namm.experiments.engine.run import run
 
     print(f"{chosen.experiment}, preset {chosen.name}, in {folder}", flush=True)
     run(chosen, folder, until=until, tell=tell, force=force)
@@ -111,7 +111,7 @@ def _base(command: str, name: str | None, own: dict[str, str]) -> Preset:
             raise UsageError(f"--data and --constraint bring an experiment of your own: leave out {name!r}.")
         return preset(str(name), own.get("preset", "demo"))
 
-    from namm.experiments.plain import read_yaml
+    from namm.experiments.engine.settings_file import read_yaml
 
     if _names_own(own):
         raise UsageError(f"{own['config']} names its own data: leave out --data and --constraint, or change it there.")

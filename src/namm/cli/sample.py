@@ -11,11 +11,11 @@ from tyro.conf import Positional, arg
 from namm.cli.options import parse
 from namm.cli.status import find_run
 from namm.errors import Interrupted, UsageError
-from namm.experiments.settings import SamplerSettings, SamplingMethod, Settings
+from namm.experiments.engine.settings import SamplerSettings, SamplingMethod, Settings
 from namm.precision import Precision
 
 if TYPE_CHECKING:
-    from namm.experiments.trained import Trained
+    from namm.experiments.engine.run_parts import Trained
     from namm.generative.mirrored import Mirrored
 
 STEPS = {"euler-maruyama": 1000, "ancestral": 1000, "ddim": 200, "dpm-solver": 50, "sde-dpm-solver": 50, "unipc": 50}
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"-o must name an HDF5 file, such as samples.h5, not {options.out}.")
     run = find_run(options.run)
 
-    from namm.experiments.trained import Trained
+    from namm.experiments.engine.run_parts import Trained
 
     trained = Trained.load(run)
     sampler = _sampler(options, trained.settings)
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 def choose(trained: "Trained", run: Path, model: str) -> "tuple[Mirrored, str | None]":
     """The model with the maps that belong to it, and the stage that these are of."""
-    from namm.experiments.trained import IN_MIRROR_SPACE, is_complete
+    from namm.experiments.engine.run_parts import IN_MIRROR_SPACE, is_complete
     from namm.maps import IdentityMap
 
     trained.folder(model)  # if it is missing, that is what to say, and not what it needs in turn
@@ -92,7 +92,7 @@ def choose(trained: "Trained", run: Path, model: str) -> "tuple[Mirrored, str | 
 
 def _sampler(options: Sample, settings: Settings) -> SamplerSettings | None:
     """The sampler that was asked for, the evaluation's where none was; none for an autoencoder."""
-    from namm.experiments.trained import AUTOENCODERS
+    from namm.experiments.engine.run_parts import AUTOENCODERS
 
     if options.model in AUTOENCODERS:
         if options.sampler is not None or options.steps is not None:
@@ -119,8 +119,8 @@ def _draw(options: Sample, trained: "Trained", source: "Mirrored", sampler: Samp
     """Write the file and say what is in it."""
     import numpy as np
 
-    from namm.experiments import build
-    from namm.experiments.trained import describe_samples
+    from namm.experiments.engine import build
+    from namm.experiments.engine.run_parts import describe_samples
     from namm.generative.sample_file import SampleFile, write_samples
 
     there, how = options.out.exists(), {} if sampler is None else build.sampling(sampler)
@@ -155,9 +155,9 @@ def _judge(options: Sample, run: Path, stage: str | None) -> None:
     from namm.datasets import open_store
     from namm.evaluation.quality import measure_images, ratio
     from namm.evaluation.verdict import loses_images
-    from namm.experiments.data_stage import images_file
-    from namm.experiments.judgement import run_verdict
-    from namm.experiments.trained import complete_stage
+    from namm.experiments.engine.judgement import run_verdict
+    from namm.experiments.engine.run_parts import complete_stage
+    from namm.experiments.engine.stages.data import images_file
     from namm.generative.sample_file import SampleFile
 
     with SampleFile(options.out) as file, open_store(images_file(complete_stage(run, "data"))) as store:

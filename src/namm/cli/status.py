@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
 
 def find_run(name: str) -> Path:
     """The folder of a run from its path, or from its name in `runs`."""
-    from namm.experiments.folder import RUN
+    from namm.experiments.engine.folder import RUN
 
     for folder in (Path(name), Path("runs") / name):
         if (folder / RUN).exists():
@@ -40,7 +40,7 @@ def _show(run: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from namm.experiments.status import describe_run, stage_states
+    from namm.experiments.engine.status import describe_run, stage_states
 
     about = describe_run(run)
     title = f"{run}: {about.experiment}, preset {about.preset}{', changed' if about.changed else ''}"

@@ -8,12 +8,12 @@ from namm.cli.options import HELP, pick, refuse_near_misses, take_name
 from namm.cli.run import OPTIONS as OF_RUN
 from namm.cli.run import choose, tell
 from namm.errors import UsageError
-from namm.experiments.cells import Jobs, Where
+from namm.experiments.engine.stages import MAIN_LINE, STAGES
 from namm.experiments.presets import EXPERIMENTS, require_name
-from namm.experiments.stages import MAIN_LINE, STAGES
+from namm.experiments.sweeps.cell import Jobs, Where
 
 if TYPE_CHECKING:
-    from namm.experiments.sweep import Row
+    from namm.experiments.sweeps.sweep import Row
 
 SINGLE = (*OF_RUN, "on", "jobs")
 SEVERAL = ("vary", "seeds", "slurm")
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     on: Any = require_name(own.get("on", "here"), get_args(Where), "place called")
     jobs = read_jobs(own.get("jobs"), several["slurm"], on)
 
-    from namm.experiments.sweep import combinations, make_cell, read_values, require_sweep
+    from namm.experiments.sweeps.sweep import combinations, make_cell, read_values, require_sweep
 
     varied = _once(read_values(text) for text in several["vary"])
     seeds = [_number("seeds", text, 0) for text in several["seeds"]]
@@ -83,9 +83,9 @@ def main(arguments: list[str]) -> int:
     out = Path(own.get("out", Path("sweeps") / base.experiment))
     require_sweep(out)
 
-    from namm.experiments.processes import is_main
-    from namm.experiments.share import run_sharing
-    from namm.experiments.sweep import gather, write_table
+    from namm.experiments.engine.processes import is_main
+    from namm.experiments.sweeps.link_stages import run_sharing
+    from namm.experiments.sweeps.sweep import gather, write_table
 
     tell(f"{base.experiment}, preset {base.name}, {len(cells)} cell{'s' * (len(cells) > 1)} in {out}, on {on}")
     outcomes = run_sharing(cells, out, on=on, retry=retry, tell=tell, jobs=jobs)
@@ -158,7 +158,7 @@ def _show(rows: "Sequence[Row]", out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from namm.experiments.sweep import CSV, JSON, result_names
+    from namm.experiments.sweeps.sweep import CSV, JSON, result_names
 
     varied, results = list(rows[0].values), result_names(rows)
     table = Table(title=str(out), title_justify="left")

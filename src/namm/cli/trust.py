@@ -21,8 +21,8 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     refuse_more(arguments[1:], USAGE)
 
-    from namm.experiments.folder import SETTINGS
-    from namm.experiments.plain import read_yaml
+    from namm.experiments.engine.folder import SETTINGS
+    from namm.experiments.engine.settings_file import read_yaml
 
     given = Path(arguments[0])
     data = read_yaml(given if given.is_file() else find_run(arguments[0]) / SETTINGS).settings.data
@@ -34,8 +34,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _allow(data: OwnData) -> None:
-    from namm.experiments.rule_source import locate
-    from namm.experiments.trust import describe, record, record_path
+    from namm.experiments.engine.rule_source import locate
+    from namm.experiments.engine.trust import describe, record, record_path
 
     source = locate(data.constraint, data.folder)
     for file in source.files.values():

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from namm.evaluation.milestone import Milestone, half_way
 from namm.experiments.data_settings import BurgersData
-from namm.experiments.folder import SETTINGS, Record, is_done
-from namm.experiments.judgement import METRICS, run_verdict
-from namm.experiments.plain import changes, to_yaml
+from namm.experiments.engine.folder import SETTINGS, Record, is_done
+from namm.experiments.engine.judgement import METRICS, run_verdict
+from namm.experiments.engine.run import Tell, run
+from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings, Settings, with_seed
+from namm.experiments.engine.settings_file import changes, to_yaml
+from namm.experiments.engine.stages import MAIN_LINE, stage_keys, stages_until
+from namm.experiments.engine.stages.report import FILE
 from namm.experiments.presets import preset
-from namm.experiments.report_stage import FILE
-from namm.experiments.run import Tell, run
-from namm.experiments.settings import ForwardSettings, NetworkSettings, SamplerSettings, Settings, with_seed
-from namm.experiments.stages import MAIN_LINE, stage_keys, stages_until
 from namm.training.settings import TrainSettings
 
 INTRODUCTION = (

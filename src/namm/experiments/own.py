@@ -30,10 +30,10 @@ from namm.datasets.batches import check_values
 from namm.datasets.own import HASH, OwnFile, OwnImages, content_hash, look
 from namm.errors import ConstraintError, NammError, RunFolderError, UsageError, is_out_of_memory
 from namm.experiments.data_settings import OwnData, OwnRule
+from namm.experiments.engine.rule_source import Source, import_source, locate
+from namm.experiments.engine.settings import Settings
+from namm.experiments.engine.trust import allow, require_trusted
 from namm.experiments.presets import require_name
-from namm.experiments.rule_source import Source, import_source, locate
-from namm.experiments.settings import Settings
-from namm.experiments.trust import allow, require_trusted
 
 MEASURED = 256
 """Images on which a rule is tried before anything else is done."""
@@ -184,7 +184,7 @@ def prepare(asked: Settings, given: Collection[str], tell: Tell, *, from_file: b
     Everything that can be wrong with file and rule is refused here, before anything is computed.
     """
     from namm.evaluation import picture_for
-    from namm.experiments.build import device, placed  # which imports this module
+    from namm.experiments.engine.build import device, placed  # which imports this module
 
     data, rule = _checked(asked.data, from_file)
     if not Path(data.file).exists() and data.content:  # a run has its own copy, and goes on without the file

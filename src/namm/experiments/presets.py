@@ -30,8 +30,7 @@ from namm.experiments.data_settings import (
     OwnData,
     PeriodicData,
 )
-from namm.experiments.reported import REPORTED, UNREPORTED, Reported, Scores
-from namm.experiments.settings import (
+from namm.experiments.engine.settings import (
     BaselineSettings,
     DiffusionSettings,
     EvaluateSettings,
@@ -48,6 +47,7 @@ from namm.experiments.settings import (
     WeightSettings,
     score_training,
 )
+from namm.experiments.reported import REPORTED, UNREPORTED, Reported, Scores
 from namm.training.settings import TrainSettings
 
 __all__ = ["EXPERIMENTS", "OWN", "PRESETS", "REPORTED", "Preset", "Reported", "Scores", "preset", "require_name"]

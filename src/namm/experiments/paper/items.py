@@ -1,6 +1,6 @@
 """The tables and figures of the paper, by name. Imports no torch, so that they are listed at once.
 
-An item asks for cells (`wanted`), may measure something on each finished one that no stage does (`measure`), and turns
+An item asks for cells (`runs_needed`), may measure something on each finished one that no stage does (`measure`), and turns
 the outcomes into tables and figures (`show`). The last two read and write the runs' folders and nothing else, so an
 item made anew from the same runs is the same.
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from namm.experiments.cells import Cell, CellOutcome
-from namm.experiments.paper import wanted
-from namm.experiments.paper.wanted import Base
+from namm.experiments.engine.settings import Settings
+from namm.experiments.paper import runs_needed
+from namm.experiments.paper.runs_needed import Base
 from namm.experiments.presets import EXPERIMENTS
-from namm.experiments.settings import Settings
+from namm.experiments.sweeps.cell import Cell, CellOutcome
 
 if TYPE_CHECKING:
-    from namm.experiments.paper.shown import Shown
+    from namm.experiments.paper.output import Shown
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Item:
 
 
 def lazily(module: str, function: str) -> Callable[..., Any]:
-    """A function of a module of `namm.experiments`, which is imported, with all it needs, when it is called."""
+    """A function of a module of `namm.experiments.paper`, which is imported, with all it needs, when it is called."""
 
     def call(*arguments: Any) -> Any:
-        return getattr(import_module(f"namm.experiments.{module}"), function)(*arguments)
+        return getattr(import_module(f"namm.experiments.paper.{module}"), function)(*arguments)
 
     return call
 
@@ -69,94 +69,94 @@ ITEMS = {
             "table1",
             "CD, MMD and KID of ours before and after finetuning and of the baseline",
             EXPERIMENTS,
-            wanted.base_cells,
-            lazily("paper.scores", "table1"),
+            runs_needed.base_cells,
+            lazily("table1", "table1"),
         ),
         Item(
             "table2",
             "CD, MMD and KID for three σ_max and three λ_constr, without finetuning",
             EXPERIMENTS,
-            wanted.sweep_cells,
-            lazily("paper.sweep", "table2"),
-            lazily("paper.sweep", "measure"),
+            runs_needed.sweep_cells,
+            lazily("table2_fig6", "table2"),
+            lazily("table2_fig6", "measure"),
             _asks_for_kid,
         ),
         Item(
             "table5",
             "FID of ours before and after finetuning and of the baseline",
             EXPERIMENTS,
-            wanted.base_cells,
-            lazily("paper.inception_distance", "table5"),
-            lazily("paper.inception_distance", "measure"),
+            runs_needed.base_cells,
+            lazily("table5", "table5"),
+            lazily("table5", "measure"),
             _always,
         ),
         Item(
             "fig3",
             "samples of ours and of the baseline, their residuals and distances",
             EXPERIMENTS,
-            wanted.base_cells,
-            lazily("paper.pictures", "fig3"),
+            runs_needed.base_cells,
+            lazily("fig3_fig9", "fig3"),
         ),
         Item(
             "fig4",
             "training efficiency: ℓ of samples at milestones of the trainings against compute time",
             EXPERIMENTS,
-            wanted.base_cells,
-            lazily("paper.efficiency", "fig4"),
+            runs_needed.base_cells,
+            lazily("fig4", "fig4"),
         ),
         Item(
             "fig5",
             "data assimilation: mirror DPS against DPS and CG-DPS from noisy, partial observations",
             ("burgers", "divergence"),
-            wanted.base_cells,
-            lazily("assimilation_paper", "fig5"),
-            lazily("assimilation_paper", "measure5"),
+            runs_needed.base_cells,
+            lazily("fig5_fig11", "fig5"),
+            lazily("fig5_fig11", "measure5"),
         ),
         Item(
             "fig6",
             "mirror images and distances for three σ_max and three λ_constr",
             ("burgers",),
-            wanted.cross_cells,
-            lazily("paper.sweep", "fig6"),
+            runs_needed.cross_cells,
+            lazily("table2_fig6", "fig6"),
         ),
         Item(
             "fig7",
             "g as the gradient of a convex network against g as a ResNet",
             EXPERIMENTS,
-            wanted.base_cells,
-            lazily("paper.forward_maps", "fig7"),
-            lazily("paper.forward_maps", "measure"),
+            runs_needed.base_cells,
+            lazily("fig7", "fig7"),
+            lazily("fig7", "measure"),
         ),
         Item(
             "fig8",
             "a variational autoencoder in mirror space against the same one on the data",
             ("divergence",),
-            wanted.autoencoder_cells,
-            lazily("paper.autoencoders", "fig8"),
-            lazily("paper.autoencoders", "measure"),
+            runs_needed.autoencoder_cells,
+            lazily("fig8", "fig8"),
+            lazily("fig8", "measure"),
             _asks_for_kid,
         ),
         Item(
             "fig9",
             "nine samples of every distribution",
             EXPERIMENTS,
-            wanted.base_cells,
-            lazily("paper.pictures", "fig9"),
+            runs_needed.base_cells,
+            lazily("fig3_fig9", "fig9"),
         ),
         Item(
             "fig10",
             "σ drawn from [0, σ_max] against σ = σ_max always, before and after finetuning",
             ("burgers",),
-            wanted.noise_cells,
-            lazily("paper.fixed_noise", "fig10"),
+            runs_needed.noise_cells,
+            lazily("fig10", "fig10"),
         ),
         Item(
             "fig11",
             "data assimilation for several ζ and weights of the rule",
             ("burgers", "divergence"),
-            wanted.base_cells,
-            lazily("assimilation_paper", "fig11"),
-            lazily("assimilation_paper", "measure11"),
+            runs_needed.base_cells,
+            lazily("fig5_fig11", "fig11"),
+            lazily("fig5_fig11", "measure11"),
         ),
     )
 }

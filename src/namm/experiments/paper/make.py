@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from namm.errors import DataError, Interrupted, RunFolderError, UsageError
-from namm.experiments.cells import Cell, CellOutcome, Jobs, Where, in_one_line
 from namm.experiments.data_settings import CountData
+from namm.experiments.engine.processes import world
+from namm.experiments.engine.run import Tell
+from namm.experiments.engine.stages import stages_until
 from namm.experiments.paper.items import Item
-from namm.experiments.paper.shown import Shown, write
-from namm.experiments.paper.wanted import Base
-from namm.experiments.processes import world
-from namm.experiments.run import Tell
-from namm.experiments.share import run_sharing
-from namm.experiments.stages import stages_until
+from namm.experiments.paper.output import Shown, write
+from namm.experiments.paper.runs_needed import Base
+from namm.experiments.sweeps.cell import Cell, CellOutcome, Jobs, Where, in_one_line
+from namm.experiments.sweeps.link_stages import run_sharing
 
 COUNTER = "counter.safetensors"
 """In the folder of all runs: the network that counts, which the rule of `count` needs."""
@@ -113,7 +113,7 @@ def _require_counter(cell: Cell, out: Path, tell: Tell, progress: bool) -> None:
 
 
 def _train_counter(data: CountData, path: Path, progress: bool) -> None:
-    from namm.experiments.data_stage import make_counter
+    from namm.experiments.engine.stages.data import make_counter
 
     make_counter(data, path, progress=progress)
 

@@ -4,7 +4,7 @@ Means over 10 000 samples of the mirrored model without finetuning. CD is with t
 experiment, not with that of the row.
 """
 
-from namm.experiments.paper.wanted import SIGMAS, WEIGHTS
+from namm.experiments.paper.runs_needed import SIGMAS, WEIGHTS
 
 Triple = tuple[float, float, float]
 

@@ -1,0 +1,1 @@
+"""What runs any experiment: settings, run folders, stages. No experiment is named here."""

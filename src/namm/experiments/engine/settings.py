@@ -1,0 +1,283 @@
+"""What an experiment is made of, as plain values: one frozen dataclass per part, one field per number.
+
+Nothing here imports torch, so that the command line reads, checks and prints settings at once. Names stand for
+objects (`regulariser="gradient"`); `namm.experiments.engine.build` turns them into objects, and nothing after it sees a
+name.
+"""
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+from namm.errors import UsageError
+from namm.experiments.data_settings import Data
+from namm.training.settings import SCORE_SETTINGS, TrainSettings
+
+# The map
+
+
+@dataclass(frozen=True)
+class ForwardSettings:
+    """The forward map g, the gradient of an input-convex network."""
+
+    layers: int = 3
+    """Hidden layers."""
+    filters: int = 32
+    """Channels of every hidden state."""
+    kernel_size: int = 3
+    """Odd width of every kernel."""
+    strong_convexity: float = 0.9
+    """α in g(x) = (1 − α) ∇P(x) + α x."""
+    negative_slope: float = 0.2
+    """Of the leaky ReLU."""
+
+
+@dataclass(frozen=True)
+class InverseSettings:
+    """The inverse map f, CycleGAN's generator."""
+
+    filters: int = 64
+    """Channels after the head; every downsampling doubles them."""
+    blocks: int = 6
+    """Residual blocks."""
+    downsamplings: int = 2
+    """Halvings of the resolution."""
+    normalisation: Literal["instance", "none"] = "instance"
+    dropout: float = 0.5
+    """Inside the residual blocks, in training only."""
+    residual: bool = True
+    """Add the input to the output."""
+    skip: bool = False
+    """Add the head's features to the tail's input."""
+    activation: Literal["softplus", "sigmoid", "tanh", "none"] = "softplus"
+    """The last one."""
+    boundary: Literal["zeros", "circular", "cylinder"] = "zeros"
+    """What is beyond the edge; in a `cylinder` the top meets the bottom, and there is nothing left and right."""
+
+
+@dataclass(frozen=True)
+class WeightSettings:
+    """Weights of the terms of Eq. 1."""
+
+    constraint: float = 1.0
+    """λ_constr."""
+    cycle: float = 0.5
+    """Of either half of the cycle loss."""
+    regulariser: float = 1e-3
+    """λ_reg."""
+
+
+@dataclass(frozen=True)
+class MapSettings:
+    """Learning g and f (Eq. 1)."""
+
+    g: ForwardSettings = field(default_factory=ForwardSettings)
+    f: InverseSettings = field(default_factory=InverseSettings)
+    sigma_max: float = 0.1
+    """How far from g(x) f learns to come back."""
+    noise: Literal["uniform", "fixed"] = "uniform"
+    """σ ~ U(0, σ_max), or σ = σ_max always."""
+    weights: WeightSettings = field(default_factory=WeightSettings)
+    regulariser: Literal["gradient", "identity"] = "gradient"
+    """mean |∇P(x)| as published, or ‖x − g(x)‖₁ as in Eq. 5."""
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_max < math.inf:
+            raise UsageError(f"sigma_max must be positive, not {self.sigma_max}.")
+        for f in fields(self.weights):
+            if not 0 <= getattr(self.weights, f.name) < math.inf:
+                raise UsageError(f"weights.{f.name} must be 0 or more, not {getattr(self.weights, f.name)}.")
+
+
+# The generative models
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """The score network, NCSN++."""
+
+    filters: int = 64
+    """Channels at the full resolution."""
+    multipliers: tuple[int, ...] = (1, 2, 2, 2)
+    """Of the channels, one per resolution."""
+    blocks: int = 4
+    """Residual blocks per resolution."""
+    attention: tuple[int, ...] = (16,)
+    """Resolutions with attention."""
+    dropout: float = 0.1
+    unshuffle: int = 1
+    """Pixels a side that become channels before the first layer: 2 halves the resolution."""
+
+
+@dataclass(frozen=True)
+class DiffusionSettings:
+    """The variance-preserving diffusion."""
+
+    beta_min: float = 0.1
+    beta_max: float = 20.0
+    t_min: float = 1e-3
+    """Smallest time, in training and in sampling."""
+    prediction: Literal["epsilon", "v"] = "epsilon"
+    """What the network predicts."""
+
+
+def score_training(budget: str) -> TrainSettings:
+    """The paper's way to train a score model, for `budget`, with snapshots along the way."""
+    return replace(SCORE_SETTINGS, budget=budget, milestones=10)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The diffusion model in mirror space."""
+
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)
+    train: TrainSettings = field(default_factory=lambda: score_training("300 epochs"))
+
+
+SamplingMethod = Literal["euler-maruyama", "ancestral", "ddim", "dpm-solver", "sde-dpm-solver", "unipc"]
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """How a diffusion model is sampled."""
+
+    method: SamplingMethod = "euler-maruyama"
+    steps: int = 1000
+    """Evaluations of the network."""
+    compile: bool = False
+    """Compile the network first: a minute, which thousands of samples on a GPU repay."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 2:
+            raise UsageError(f"a sampler needs at least 2 steps, not {self.steps}.")
+
+
+@dataclass(frozen=True)
+class SamplesSettings:
+    """Samples in mirror space to finetune f with."""
+
+    n: int = 12_800
+    """To train on."""
+    n_val: int = 512
+    """Held out."""
+    sampler: SamplerSettings = field(default_factory=SamplerSettings)
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.n_val < 0:
+            raise UsageError(f"samples: n must be 1 or more and n_val 0 or more, not {self.n} and {self.n_val}.")
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """Learning f further on samples (Eq. 7)."""
+
+    sigma_max: float = 0.1
+    weights: WeightSettings = field(default_factory=WeightSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+
+@dataclass(frozen=True)
+class BaselineSettings:
+    """The same diffusion model on the data themselves."""
+
+    equal_compute: bool = True
+    """Train for the compute seconds that map, model, samples and finetuning took together, and not for a budget."""
+    train: TrainSettings = field(default_factory=lambda: score_training("1500 epochs"))
+
+
+@dataclass(frozen=True)
+class VAESettings:
+    """The variational autoencoder, in mirror space (stage `mvae`) and in data space (stage `vae`)."""
+
+    latent: int = 128
+    """Length of the latent vector."""
+    features: int = 64
+    """Channels of the first layer."""
+    beta: float = 1e-3
+    """Weight of the divergence from the prior."""
+    train: TrainSettings = field(default_factory=lambda: TrainSettings(budget="200 epochs", betas=(0.9, 0.999)))
+    """How the one in mirror space is trained; the other gets, as compute, what the map and this one took."""
+
+
+# The comparison
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """What is measured on how many samples."""
+
+    n: int = 10_000
+    """Samples for the distance, MMD and KID."""
+    n_fid: int = 50_000
+    """Samples for FID; 0 leaves it out."""
+    reference: Literal["test", "train"] = "test"
+    """The split that samples are compared with."""
+    subset: int = 1000
+    """Images per random subset of MMD and KID."""
+    mmd_subsets: int = 50
+    kid_subsets: int = 100
+    """0 leaves KID out."""
+    milestone_samples: int = 128
+    """Samples for the distance at every milestone of the trainings, of those above; 0 leaves it out."""
+    sampler: SamplerSettings = field(default_factory=SamplerSettings)
+    seed: int = 2
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.subset < 2 or self.mmd_subsets < 1:
+            raise UsageError(
+                f"evaluate: n and mmd_subsets must be 1 or more and subset 2 or more, not {self.n}, {self.mmd_subsets} "
+                f"and {self.subset}."
+            )
+        for name in ("kid_subsets", "n_fid", "milestone_samples"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"evaluate: {name} must be 0 or more, not {getattr(self, name)}.")
+
+    @property
+    def drawn(self) -> int:
+        """Samples of each model."""
+        return max(self.n, self.n_fid)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything, stage by stage."""
+
+    data: Data
+    map: MapSettings = field(default_factory=MapSettings)
+    mdm: ModelSettings = field(default_factory=ModelSettings)
+    samples: SamplesSettings = field(default_factory=SamplesSettings)
+    finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
+    dm: BaselineSettings = field(default_factory=BaselineSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    vae: VAESettings = field(default_factory=VAESettings)
+
+    def __post_init__(self) -> None:
+        if self.data.is_counted and (self.data.n_train < 1 or self.data.n_val < 1):
+            raise UsageError(
+                f"data.n_train and data.n_val must be 1 or more in a run, not {self.data.n_train} and "
+                f"{self.data.n_val}: a map is trained on the first and measured on the second."
+            )
+        if self.samples.seed == self.evaluate.seed:
+            raise UsageError(
+                f"samples.seed and evaluate.seed are both {self.samples.seed}: what f was finetuned on must not be "
+                "what it is judged by. Choose another one."
+            )
+
+
+def with_seed(settings: Settings, seed: int) -> Settings:
+    """The same settings with other seeds everywhere: for data, trainings, finetuning samples and evaluation."""
+    trained = {
+        name: replace(part, train=replace(part.train, seed=seed))
+        for name in ("map", "mdm", "finetune", "dm", "vae")
+        for part in (getattr(settings, name),)
+    }
+    return replace(
+        settings,
+        data=replace(settings.data, seed=seed),
+        samples=replace(settings.samples, seed=2 * seed + 1),
+        evaluate=replace(settings.evaluate, seed=2 * seed + 2),
+        **trained,
+    )

@@ -1,0 +1,85 @@
+"""The stages that train a generative model: `mdm` and `mvae` on mirror images, `dm` and `vae` on the images themselves.
+
+The plain models are the baselines, and a comparison is fair at equal compute. A step of a baseline costs what a step of
+its mirrored counterpart does, being that of the same network on images of the same shape, so it gets
+
+    steps = (compute seconds of everything it is compared with) / (compute seconds of a step of its counterpart),
+
+which is right to within one step if the machine was equally busy in all of these; how busy it is while the baseline
+trains does not matter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from namm.datasets import open_store
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.run_parts import Trained, untrained
+from namm.experiments.engine.stages import Outcome, Work
+from namm.experiments.engine.stages.data import images_file
+from namm.experiments.engine.stages.map import TRAINING
+from namm.maps import IdentityMap, MirrorMap
+from namm.training.settings import TrainSettings
+from namm.training.train_model import MODEL, train_model
+
+
+def make_mdm(work: Work) -> Outcome:
+    """Train the diffusion model on g(x), or go on."""
+    return _train(work, "mdm", Trained.of(work).mirror("map"), work.settings.mdm.train)
+
+
+def make_dm(work: Work) -> Outcome:
+    """Train the same diffusion model on x, at equal compute unless it has a budget of its own."""
+    settings = work.settings.dm.train
+    if work.settings.dm.equal_compute:
+        folders = [work.needs[name] for name in EQUAL_COMPUTE]
+        settings = equal_compute(settings, work.settings.mdm.train, work.needs["mdm"], folders)
+    return _train(work, "dm", IdentityMap(), settings)
+
+
+def make_mvae(work: Work) -> Outcome:
+    """Train the autoencoder on g(x), or go on."""
+    return _train(work, "mvae", Trained.of(work).mirror("map"), work.settings.vae.train)
+
+
+def make_vae(work: Work) -> Outcome:
+    """Train the same autoencoder on x, for what the map and its counterpart took together."""
+    settings = work.settings.vae.train
+    folders = [work.needs["map"], work.needs["mvae"]]
+    return _train(work, "vae", IdentityMap(), equal_compute(settings, settings, work.needs["mvae"], folders))
+
+
+EQUAL_COMPUTE = ("map", "mdm", "samples", "finetune")
+"""What the baseline's compute is equal to, together."""
+
+
+def equal_compute(
+    settings: TrainSettings, counterpart: TrainSettings, folder: Path, folders: Sequence[Path]
+) -> TrainSettings:
+    """`settings` with the budget that makes their training cost what the stages in `folders` did.
+
+    The price of a step is that of the training in the stage `folder`, whose settings are `counterpart`; where a step
+    means something else (another batch size or precision), the budget is given as time.
+    """
+    seconds = sum(read_record(each).compute_seconds for each in folders)
+    if not settings.same_step(counterpart):
+        return replace(settings, budget=f"{seconds / 60:.6f} minutes")
+    record = read_record(folder)
+    steps = round(seconds * record.results["steps"] / record.compute_seconds)
+    return replace(settings, budget=f"{max(1, steps)} steps")
+
+
+def _train(work: Work, stage: str, mirror: MirrorMap | IdentityMap, settings: TrainSettings) -> Outcome:
+    with open_store(images_file(work.needs["data"])) as store:
+        trained = train_model(
+            untrained(stage, work.settings, store["train"].shape[1:]),
+            store["train"],
+            mirror,
+            settings=settings,
+            validation=store["val"],
+            folder=work.folder / TRAINING,
+            progress=work.progress,
+        )
+    results = {"steps": trained.steps, "images": trained.images, **trained.losses}
+    return Outcome(results, (f"{TRAINING}/{MODEL}",), trained.compute_seconds)

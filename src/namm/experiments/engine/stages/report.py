@@ -1,0 +1,307 @@
+"""The stage `report`: what a run's folder holds, collected and written as one HTML file.
+
+`collect` reads what there is. A stage that is not complete is left out and named; a file that cannot be read becomes a
+sentence among the report's problems. So a run can be looked at in any state, and whoever needs it whole asks for both.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from namm._version import __version__
+from namm.constraints import Constraint
+from namm.datasets import open_store
+from namm.errors import NammError, RunFolderError
+from namm.evaluation.milestone import Milestone
+from namm.experiments.data_settings import OwnRule
+from namm.experiments.engine.folder import SETTINGS, is_done, now, read_record
+from namm.experiments.engine.judgement import METRICS, judge_rows, run_verdict
+from namm.experiments.engine.rule_facts import (
+    FIRST,
+    WORST,
+    Facts,
+    facts_of,
+    report_rule,
+    residual_pictures,
+    samples_shown,
+)
+from namm.experiments.engine.run import run as run_stages
+from namm.experiments.engine.settings_file import plain, read_yaml
+from namm.experiments.engine.stages import MAIN_LINE, Outcome, Work, stage_keys, stages_until
+from namm.experiments.engine.stages.data import images_file
+from namm.experiments.engine.stages.evaluate import BASELINE, OURS
+from namm.experiments.engine.stages.map import TRAINING
+from namm.experiments.engine.stages.model import EQUAL_COMPUTE
+from namm.experiments.engine.stages.samples import TRAIN
+from namm.experiments.engine.status import stage_states
+from namm.experiments.presets import Preset, Reported, Scores, preset
+from namm.experiments.reported import UNREPORTED
+from namm.files import write_atomically
+from namm.generative.sample_file import SampleFile
+from namm.report.contents import Contents, Cost, Paper, Row, StageLine
+from namm.report.figures import Array, View
+from namm.report.figures.samples import Method
+from namm.report.page import render_page
+from namm.training.log import read_metrics
+
+FILE = "report.html"
+PARTIAL = "partial-report.html"
+"""In the run's own folder, since the stage's belongs to the stage."""
+GRID = 9
+ENDS = {"mdm": "mdm", "finetune": "finetuned", "dm": "dm"}
+"""The row that each training with milestones leads to."""
+UNREADABLE = (NammError, OSError, ValueError, LookupError, TypeError, RuntimeError)
+RESIDUAL = "the rule's residual"
+"""A problem that leaves out pictures and nothing else."""
+
+T = TypeVar("T")
+Methods = tuple[tuple[Method, ...], tuple[Method, ...]]
+
+
+def make_report(work: Work) -> Outcome:
+    """Write the report of the run that this stage belongs to."""
+    contents = collect(work.folder.parent)
+    if lacking := [problem for problem in contents.problems if not problem.startswith(RESIDUAL)]:
+        raise RunFolderError(f"the report cannot be made. {' '.join(lacking)}")
+    write_atomically(work.folder / FILE, render_page(contents))
+    return Outcome({}, (FILE,))
+
+
+def write_report(run: Path) -> Path:
+    """Write the report of a run, whole or partial, and return where it is.
+
+    A complete run's is the stage's own file, made anew if it is there already; a partial one lies in the run's folder.
+    """
+    chosen = read_yaml(run / SETTINGS)
+    keys = stage_keys(chosen.settings)
+    *before, last = stages_until(MAIN_LINE, chosen.settings)
+    if not all(is_done(run / stage.name, keys[stage.name]) for stage in before):
+        path = run / PARTIAL
+    elif not is_done(run / last.name, keys[last.name]):
+        run_stages(chosen, run, tell=lambda line: None, force=True)
+        return run / last.name / FILE
+    else:
+        path = run / last.name / FILE
+    write_atomically(path, render_page(collect(run)))  # needs no lock: a run may be looked at while it goes on
+    return path
+
+
+def collect(run: Path) -> Contents:
+    """What there is to report of a run."""
+    chosen = read_yaml(run / SETTINGS)
+    problems: list[str] = []
+
+    def attempt(what: str, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except UNREADABLE as error:
+            if (said := f"{what}: {type(error).__name__}: {error}") not in problems:
+                problems.append(said)
+            return otherwise
+
+    def residual(name: str, images: Tensor) -> Array | None:
+        return attempt(RESIDUAL, lambda: _residual(name, images, rule), None)
+
+    stages = _stages(run, chosen)
+    done = {stage.name: run / stage.name for stage in stages if stage.state == "complete"}
+    about = chosen.settings.data.rule
+    place = RESIDUAL if isinstance(about, OwnRule) else "the rule"
+    rule = attempt(place, lambda: report_rule(chosen.settings.data, run.joinpath, done.get("evaluate")), None)
+    facts = facts_of(rule) if isinstance(rule, Constraint) else rule
+    view = View() if facts is None else facts.view
+    if facts is not None and facts.problem:
+        problems.append(f"{RESIDUAL}: {facts.problem}")
+    metrics: dict[str, Any] = attempt("evaluate", lambda: _metrics(done), {})
+    none: Methods = ((), ())
+    first, worst = attempt("samples", lambda: _methods(done, residual), none)
+    return Contents(
+        name=run.resolve().name,
+        experiment=chosen.experiment,
+        preset=chosen.name,
+        rule=_rule_in_words(chosen),
+        changed=_changed(chosen),
+        settings=(run / SETTINGS).read_text(),
+        stages=stages,
+        verdict=attempt("evaluate" if "evaluate" in done else "map", lambda: run_verdict(run), None),
+        rows=attempt("evaluate", lambda: _rows(metrics, chosen.reported), []),
+        ours=_costs(done, EQUAL_COMPUTE),
+        baseline=_costs(done, ("dm",)),
+        step_seconds=_step_seconds(done, chosen),
+        milestones=attempt("evaluate", lambda: _milestones(metrics), {}),
+        methods=first,
+        worst=worst,
+        grids=attempt("images", lambda: _grids(done), {}),
+        trainings=attempt("trainings", lambda: _trainings(run, stages), {}),
+        view=view,
+        made=_made(),
+        problems=problems,
+    )
+
+
+def view_of(rule: Constraint) -> View:
+    """What people look at under this rule: the vorticity of a flow, else the image."""
+    return facts_of(rule).view
+
+
+# From the folder
+
+
+def _stages(run: Path, chosen: Preset) -> list[StageLine]:
+    """The stages of the main line, and others that are complete."""
+    wanted = [stage.name for stage in stages_until(MAIN_LINE, chosen.settings)]
+    lines = []
+    for row in stage_states(run):
+        if row.state == "aside" or (row.folder not in wanted and row.state != "complete"):
+            continue
+        record = None if row.state == "not there yet" else read_record(run / row.folder)
+        finished, version = ("", "") if record is None else (_date(record.finished), record.version)
+        lines.append(StageLine(row.folder, row.state, row.seconds, row.results, finished, version))
+    return lines
+
+
+def _metrics(done: Mapping[str, Path]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((done["evaluate"] / METRICS).read_text()) if "evaluate" in done else {}
+    return found
+
+
+def _rows(metrics: Mapping[str, Any], reported: Reported) -> list[Row]:
+    papers = {"mdm": reported.without_finetuning, "finetuned": reported.with_finetuning, "dm": reported.baseline}
+    verdicts = {name: verdict.outcome for name, verdict in judge_rows(metrics["rows"]).items()} if metrics else {}
+    return [
+        replace(_row(name, values, reported, papers.get(name)), verdict=verdicts.get(name))
+        for name, values in sorted(metrics.get("rows", {}).items(), key=lambda row: _order(row[0]))
+    ]
+
+
+def _milestones(metrics: Mapping[str, Any]) -> dict[str, list[Milestone]]:
+    found = metrics.get("milestones", {})
+    return {row: [Milestone(**each) for each in found[stage]] for stage, row in ENDS.items() if found.get(stage)}
+
+
+def _order(name: str) -> tuple[int, str]:
+    known = ("data", "finetuned", "mdm", "dm", "projected", "repaired")
+    return (known.index(name) if name in known else len(known), name)
+
+
+def _row(name: str, values: Mapping[str, Any], reported: Reported, paper: Scores | None) -> Row:
+    distance, kid = values["distance"], values.get("kid")
+    return Row(
+        name=name,
+        n=distance["n"],
+        distance=distance["mean"],
+        distance_std=distance["std"],
+        distance_max=distance["max"],
+        cd=reported.cd(distance["mean"]),
+        mmd=(values["mmd"][0], values["mmd"][1]),
+        total_variation=values["total_variation"],
+        spread=values["spread"],
+        kid=None if kid is None else (kid[0], kid[1]),
+        fid=values.get("fid"),
+        paper=None if paper is None or reported is UNREPORTED else Paper(paper.cd, paper.mmd, paper.kid, paper.fid),
+    )
+
+
+def _methods(done: Mapping[str, Path], residual: Callable[[str, Tensor], Array | None]) -> Methods:
+    """Of either method the first samples, and the worst ones."""
+    if "evaluate" not in done:
+        return (), ()
+    methods: dict[str, list[Method]] = {FIRST: [], WORST: []}
+    for name, file in (("ours", OURS), ("baseline", BASELINE)):
+        with SampleFile(done["evaluate"] / file) as samples:
+            distances = samples.distances
+            for which, rows in samples_shown(samples):
+                images = samples.images[rows]
+                pictures = residual(f"{name}_{which}", images)
+                methods[which].append(Method(name, images.numpy(), distances[rows], distances, pictures))
+    return tuple(methods[FIRST]), tuple(methods[WORST])
+
+
+def _residual(name: str, images: Tensor, rule: Facts | Constraint | None) -> Array | None:
+    """Where the images break the rule, for a rule that tells it as pictures: computed, or as it was kept."""
+    if isinstance(rule, Constraint):
+        return residual_pictures(rule, images)
+    kept = None if rule is None else rule.residuals.get(name)
+    return kept if kept is not None and kept.ndim == 4 and len(kept) == len(images) else None
+
+
+def _grids(done: Mapping[str, Path]) -> dict[str, Array]:
+    """The first images of every set that there is."""
+    found: dict[str, Array] = {}
+    if "data" in done:
+        with open_store(images_file(done["data"])) as store:
+            split = "test" if store.sizes["test"] else "train"
+            found["data"] = store[split][:GRID].numpy()
+    files = {"ours, not finetuned": ("samples", TRAIN), "ours": ("evaluate", OURS), "baseline": ("evaluate", BASELINE)}
+    for name, (stage, file) in files.items():
+        if stage in done:
+            with SampleFile(done[stage] / file) as samples:
+                found[name] = samples.images[:GRID].numpy()
+    return found
+
+
+def _trainings(run: Path, stages: Sequence[StageLine]) -> dict[str, list[dict[str, float]]]:
+    """The logs of all trainings that were begun with these settings."""
+    paths = {
+        line.name: run / line.name / TRAINING / "metrics.jsonl"
+        for line in stages
+        if line.state in ("complete", "partial")
+    }
+    logs = {name: read_metrics(path) for name, path in paths.items() if path.exists()}
+    return {name: lines for name, lines in logs.items() if lines}
+
+
+def _costs(done: Mapping[str, Path], names: Sequence[str]) -> tuple[Cost, ...]:
+    records = {name: read_record(done[name]) for name in names if name in done}
+    return tuple(Cost(name, each.compute_seconds, each.results.get("steps")) for name, each in records.items())
+
+
+def _step_seconds(done: Mapping[str, Path], chosen: Preset) -> float | None:
+    """What a step of the mirrored model's training cost, where the baseline's is the same work."""
+    ours, baseline = chosen.settings.mdm.train, chosen.settings.dm.train
+    costs = _costs(done, ("mdm",)) if ours.same_step(baseline) else ()
+    return costs[0].seconds / costs[0].steps if costs and costs[0].steps else None
+
+
+def _changed(chosen: Preset) -> list[tuple[str, str, str]]:
+    """Settings that are not the preset's: name, the preset's value, the run's."""
+    before, after = (_flat(plain(each.settings)) for each in (preset(chosen.experiment, chosen.name), chosen))
+    return [(name, str(before.get(name)), str(value)) for name, value in after.items() if value != before.get(name)]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+def _rule_in_words(chosen: Preset) -> str:
+    """What the images are and what they obey."""
+    data, rule = chosen.settings.data, chosen.settings.data.rule
+    numbers = ", ".join(f"{name} {value}" for name, value in plain(rule).items() if value != "")
+    return f"The images: {_said(data)} The rule: {_said(rule)} Its numbers: {numbers}."
+
+
+def _date(stamp: str | None) -> str:
+    return (stamp or "").replace("T", " ").removesuffix("+00:00")
+
+
+def _said(part: object) -> str:
+    return (type(part).__doc__ or "").strip()
+
+
+def _made() -> dict[str, str]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU with {os.cpu_count()} cores"
+    return {
+        "made (UTC)": _date(now()),
+        "by": f"namm {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+        "machine": f"{platform.system()} {platform.machine()}, {device}",
+    }

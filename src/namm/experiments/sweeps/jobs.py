@@ -1,0 +1,302 @@
+"""Cells as jobs of submitit: processes of this machine, or Slurm's.
+
+A job is the same run as any other, so it may be ended at any moment: put into the queue again, it goes on from its last
+checkpoint. What became of a cell is read from its folder, whatever became of its job.
+"""
+
+import getpass
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from namm.errors import FolderInUseError, Interrupted, NammError, UsageError
+from namm.experiments.engine.folder import read_failure
+from namm.experiments.engine.processes import one_voice
+from namm.experiments.engine.run import Tell
+from namm.experiments.sweeps.cell import JOBS, Cell, CellOutcome, Jobs, attempt, in_one_line
+from namm.files import write_json
+
+INSTALL = "pip install -c constraints.txt -e '.[slurm]'"
+NO_LIMIT = 60 * 24 * 365
+"""Minutes that a job of this machine may take."""
+REQUEUES = 1000
+"""How often Slurm's time limit may cut a job short before it counts as failed."""
+DEFAULTS = {"name": "namm", "timeout_min": 720}
+"""What Slurm is asked for where nothing else is said; a job that its time limit ends is queued again and goes on."""
+GRACE = 120.0
+"""Seconds in which Slurm, having asked a job to end, sends the signal upon which submitit queues it again."""
+LOOK_SECONDS, LOOKS = 120.0, 3
+"""A job that is not in Slurm's queue when that is looked at so many times, so far apart, is gone."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of one job.
+
+    Attributes:
+        cell, folder: What to run, and where.
+        gpu: The one to use, where this machine's are given out; all that are visible otherwise.
+        threads: Of the CPU, unless the environment says how many.
+        grace: Seconds to wait, when it was asked to end, for being put in the queue again.
+    """
+
+    cell: Cell
+    folder: Path
+    gpu: str | None = None
+    threads: int | None = None
+    grace: float = 0.0
+
+    def __call__(self) -> str | None:
+        """Run the cell, on all tasks of the job together, and return why it failed."""
+        self._prepare()
+        with one_voice():
+            try:
+                return attempt(self.cell, self.folder, tell=partial(print, flush=True), progress=True)
+            except Interrupted:
+                time.sleep(self.grace)  # on every task: only that of rank 0 can be queued again, whoever ends first
+                raise
+
+    def checkpoint(self) -> Any:
+        """What submitit puts in the queue when the job is cut short: the same, since a run goes on by itself."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def _prepare(self) -> None:
+        """The environment that torch, not imported yet, will see; and being asked to end, on this machine."""
+        from submitit import JobEnvironment
+        from submitit.helpers import TorchDistributedEnvironment
+
+        if JobEnvironment().cluster == "local":  # submitit ignores SIGTERM; see `_deaf` and `_end`
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        if self.gpu is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu
+        if self.threads is not None:
+            os.environ.setdefault("OMP_NUM_THREADS", str(self.threads))
+        if JobEnvironment().num_tasks > 1:
+            TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+
+
+# This machine
+
+
+def run_locally(cells: Sequence[Cell], out: Path, jobs: Jobs, tell: Tell) -> dict[str, CellOutcome]:
+    """Run cells as processes, some at a time; where this one is interrupted, they save what they have and end first."""
+    gpus = _gpus()
+    cores = len(os.sched_getaffinity(0))
+    at_once = max(1, min(len(cells), jobs.at_once or len(gpus) or cores // 2))
+    executor = _submitit().AutoExecutor(folder=out / JOBS, cluster="local")
+    executor.update_parameters(timeout_min=NO_LIMIT)
+    found: dict[str, CellOutcome] = {}
+    queue, slots = list(cells), list(range(at_once))
+    running: dict[int, tuple[Cell, Any]] = {}
+    with _ending(running, tell):
+        while queue or running:
+            while queue and slots:
+                slot, cell = slots.pop(0), queue.pop(0)
+                gpu = gpus[slot % len(gpus)] if gpus else None
+                with _deaf():
+                    job = executor.submit(Job(cell, out / cell.name, gpu, max(1, cores // at_once)))
+                    running[slot] = cell, job
+                tell(f"{cell.name}: running, log in {job.paths.stdout}")
+            for slot, (cell, job) in list(running.items()):
+                if job.done():
+                    found[cell.name] = _outcome(cell, out / cell.name, job, _result(job), tell)
+                    del running[slot]
+                    slots.append(slot)
+            time.sleep(0.1)
+    return found
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes started in this context do not hear Ctrl-C, upon which submitit would kill within a second.
+
+    Neither do they hear SIGTERM, until a job is ready for it: it then comes, once, from `_end`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _ending(running: dict[int, tuple[Cell, Any]], tell: Tell) -> Iterator[None]:
+    """End the jobs that are running where this context is left by an exception, and wait until they have saved."""
+    try:
+        yield
+    except BaseException:
+        jobs = [job for _, job in running.values() if not job.done()]
+        if jobs:
+            with suppress(OSError):  # nobody reads what is told
+                tell("waiting for the jobs to save what they have; a second Ctrl-C ends them at once")
+        try:
+            _end(jobs, signal.SIGTERM)
+        except KeyboardInterrupt:
+            _end(jobs, signal.SIGKILL)
+        raise
+
+
+def _end(jobs: Sequence[Any], number: signal.Signals) -> None:
+    """Send a signal to the processes of these jobs, also to those that are only starting, and wait for their end."""
+    import psutil
+
+    told: set[int] = set()
+    while left := [job for job in jobs if not job.done()]:
+        for job in left:
+            with suppress(psutil.NoSuchProcess):
+                for task in psutil.Process(int(job.job_id)).children():
+                    if task.pid not in told:
+                        task.send_signal(number)
+                        told.add(task.pid)
+        time.sleep(0.1)
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+    import torch
+
+    if not (count := torch.cuda.device_count()):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return visible.split(",")[:count] if visible else [str(k) for k in range(count)]
+
+
+# Slurm
+
+
+def run_on_slurm(cells: Sequence[Cell], out: Path, jobs: Jobs, tell: Tell) -> dict[str, CellOutcome]:
+    """Put cells into Slurm's queue and wait for them. They survive this process: a second call waits for them."""
+    submitted = {cell.name: job for cell in cells if (job := _recorded(out, cell)) is not None}
+    waiting = [cell for cell in cells if cell.name not in submitted]
+    executor = _slurm_executor(out / JOBS, jobs)
+    if waiting:
+        with executor.batch():
+            new = [executor.submit(Job(cell, out / cell.name, grace=GRACE)) for cell in waiting]
+        submitted |= {cell.name: job for cell, job in zip(waiting, new, strict=True)}
+    for cell in cells:
+        job = submitted[cell.name]
+        write_json(_record(out, cell), {"job": job.job_id, "key": cell.key})
+        tell(f"{cell.name}: job {job.job_id}, log in {job.paths.stdout}")
+    found: dict[str, CellOutcome] = {}
+    queue = _Queue()
+    try:
+        while len(found) < len(cells):
+            queue.look()
+            for cell in cells:
+                job, folder = submitted[cell.name], out / cell.name
+                if cell.name in found:
+                    continue
+                if job.done():
+                    found[cell.name] = _outcome(cell, folder, job, _result(job), tell)
+                elif queue.has_lost(job):
+                    _record(out, cell).unlink(missing_ok=True)
+                    found[cell.name] = _outcome(cell, folder, job, None, tell)
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        tell("Slurm's jobs go on without this process: the same command waits for them again")
+        raise
+    return found
+
+
+class _Queue:
+    """Slurm's queue, looked at now and then: submitit waits for ever for a job that was preempted or forgotten."""
+
+    def __init__(self) -> None:
+        self._looks: list[set[str]] = []
+        self._last = -LOOK_SECONDS
+
+    def look(self) -> None:
+        """See which jobs are there, unless that was done a moment ago, or Slurm does not answer."""
+        if time.monotonic() - self._last < LOOK_SECONDS:
+            return
+        self._last = time.monotonic()
+        command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
+        with suppress(OSError, subprocess.SubprocessError):
+            listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+            self._looks = [*self._looks, set(listed.split())][-LOOKS:]
+
+    def has_lost(self, job: Any) -> bool:
+        """Whether it was there at none of the last looks."""
+        return len(self._looks) == LOOKS and not any(job.job_id in look for look in self._looks)
+
+
+def _slurm_executor(folder: Path, jobs: Jobs) -> Any:
+    submitit = _submitit()
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=REQUEUES)
+    except RuntimeError as error:
+        raise UsageError(f"there is no Slurm here ({error}): --on local runs the cells on this machine.") from error
+    shared = submitit.AutoExecutor._typed_parameters()
+    parameters = {key if key in shared else f"slurm_{key}": value for key, value in jobs.slurm.items()}
+    if jobs.at_once is not None:
+        parameters["slurm_array_parallelism"] = jobs.at_once
+    try:
+        executor.update_parameters(**DEFAULTS | parameters)
+    except (NameError, ValueError, AssertionError) as error:
+        raise UsageError(f"submitit refuses these parameters of Slurm: {' '.join(str(error).split())}") from error
+    return executor
+
+
+def _record(out: Path, cell: Cell) -> Path:
+    """Where the number of a cell's job is kept, and the settings that it runs with, as a key."""
+    return out / JOBS / f"{cell.name}.json"
+
+
+def _recorded(out: Path, cell: Cell) -> Any:
+    """The job of a cell that an earlier process submitted, if it is not done yet."""
+    if not _record(out, cell).exists():
+        return None
+    said = json.loads(_record(out, cell).read_text())
+    job = _submitit().SlurmJob(folder=out / JOBS, job_id=said["job"])
+    if job.done(force_check=True):
+        return None
+    if said.get("key") != cell.key:
+        raise FolderInUseError(
+            f"job {job.job_id} of Slurm is still at work on {cell.name}, with other settings: wait for it, or end it "
+            f"with `scancel {job.job_id}`."
+        )
+    return job
+
+
+# Both
+
+
+def _submitit() -> Any:
+    os.environ["PYTHONSAFEPATH"] = "1"  # a job's `python -m` would import what lies in the current folder
+    try:
+        import submitit
+    except ImportError as error:
+        raise UsageError(f"cells run as jobs through submitit, which is not installed: {INSTALL}") from error
+    return submitit
+
+
+def _result(job: Any) -> str | None:
+    """What a job that is done returned."""
+    try:
+        said: str | None = job.results()[0]  # waits a little where a file system is slow to show what is there
+    except Exception:  # whatever ended the job, the cell's folder knows more
+        said = None
+    return said
+
+
+def _outcome(cell: Cell, folder: Path, job: Any, said: str | None, tell: Tell) -> CellOutcome:
+    """What became of a cell whose job has ended and said so."""
+    try:
+        error = None
+        if not cell.is_complete(folder):
+            error = read_failure(folder, cell.key) or said or f"its job ended before its work: see {job.paths.stderr}"
+    except NammError as unreadable:
+        error = in_one_line(unreadable)
+    tell(f"{cell.name}: {'done' if error is None else f'failed: {error}'}")
+    return CellOutcome(cell, folder, error)
