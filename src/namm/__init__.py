@@ -11,7 +11,10 @@ from namm._version import __version__
 
 if TYPE_CHECKING:
     from namm.constraints import Burgers, Constraint, Count, DivergenceFree, Periodic, TotalFlux, constraint
+    from namm.evaluation.verdict import Verdict, judge
+    from namm.experiments.engine.run_handle import Run
     from namm.generative import VAE, Diffusion, Mirrored
+    from namm.inverse import sample_posterior
     from namm.maps import IdentityMap, MirrorMap
     from namm.pipeline import NAMMPipeline
     from namm.training.objectives import Weights
@@ -30,12 +33,16 @@ _HOMES = {
     "Mirrored": "namm.generative",
     "NAMMPipeline": "namm.pipeline",
     "Periodic": "namm.constraints",
+    "Run": "namm.experiments.engine.run_handle",
     "TotalFlux": "namm.constraints",
     "TrainSettings": "namm.training.settings",
     "VAE": "namm.generative",
+    "Verdict": "namm.evaluation.verdict",
     "Weights": "namm.training.objectives",
     "constraint": "namm.constraints",
     "finetune_map": "namm.training.train_map",
+    "judge": "namm.evaluation.verdict",
+    "sample_posterior": "namm.inverse",
     "train_map": "namm.training.train_map",
     "train_model": "namm.training.train_model",
 }
@@ -52,12 +59,16 @@ __all__ = [
     "Mirrored",
     "NAMMPipeline",
     "Periodic",
+    "Run",
     "TotalFlux",
     "TrainSettings",
+    "Verdict",
     "Weights",
     "__version__",
     "constraint",
     "finetune_map",
+    "judge",
+    "sample_posterior",
     "train_map",
     "train_model",
 ]

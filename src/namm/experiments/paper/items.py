@@ -1,8 +1,8 @@
 """The tables and figures of the paper, by name. Imports no torch, so that they are listed at once.
 
-An item asks for cells (`runs_needed`), may measure something on each finished one that no stage does (`measure`), and turns
-the outcomes into tables and figures (`show`). The last two read and write the runs' folders and nothing else, so an
-item made anew from the same runs is the same.
+An item asks for cells (`runs_needed`), may measure something on each finished one that no stage does (`measure`), and
+turns the outcomes into tables and figures (`show`). The last two read and write the runs' folders and nothing else, so
+an item made anew from the same runs is the same.
 """
 
 from collections.abc import Callable, Sequence
