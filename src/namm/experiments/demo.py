@@ -19,7 +19,7 @@ from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, S
 from namm.experiments.engine.settings_file import changes, to_yaml
 from namm.experiments.engine.stages import MAIN_LINE, stage_keys, stages_until
 from namm.experiments.engine.stages.report import FILE
-from namm.experiments.presets import preset
+from namm.experiments.presets import Preset, preset
 from namm.training.settings import TrainSettings
 
 INTRODUCTION = (
@@ -65,7 +65,8 @@ def demo(folder: str | Path, *, seed: int = 0, quick: bool = False, tell: Tell =
         progress: Show progress bars.
     """
     folder, chosen = Path(folder), preset("burgers", "demo")
-    settings = with_seed(_shrunk(chosen.settings) if quick else chosen.settings, seed)
+    chosen = shrunk(chosen) if quick else chosen
+    settings = with_seed(chosen.settings, seed)
     chosen = replace(chosen, settings=settings)
     stages, keys = stages_until(MAIN_LINE, settings), stage_keys(settings)
 
@@ -132,8 +133,9 @@ def _budget(settings: Settings, stage: str) -> str:
     return f" ({parts[stage].budget})" if stage in parts else ""
 
 
-def _shrunk(s: Settings) -> Settings:
-    """Images of 8 × 8, networks of a few filters and a few steps of everything."""
+def shrunk(chosen: Preset) -> Preset:
+    """The same with images of 8 × 8, networks of a few filters and a few steps of everything."""
+    s = chosen.settings
 
     def short(train: TrainSettings) -> TrainSettings:
         return replace(train, budget="6 steps", batch_size=4)
@@ -141,7 +143,7 @@ def _shrunk(s: Settings) -> Settings:
     sampler = SamplerSettings(s.evaluate.sampler.method, 4)
     f = replace(s.map.f, filters=4, blocks=1, downsamplings=1)
     network = NetworkSettings(filters=8, multipliers=(1,), blocks=1, attention=(), dropout=0.0, unshuffle=2)
-    return replace(
+    smaller = replace(
         s,
         data=BurgersData(80, 16, 64, size=8, dt=0.05),
         map=replace(s.map, g=ForwardSettings(layers=1, filters=4), f=f, train=short(s.map.train)),
@@ -151,3 +153,4 @@ def _shrunk(s: Settings) -> Settings:
         dm=replace(s.dm, train=short(s.dm.train)),
         evaluate=replace(s.evaluate, n=64, subset=32, mmd_subsets=2, milestone_samples=16, sampler=sampler),
     )
+    return replace(chosen, settings=smaller)
