@@ -46,6 +46,11 @@ def test_every_task_waits_to_be_queued_again_whichever_fails_first(tmp_path, mon
 # This machine
 
 
+def unpickle():
+    """What a job returned lies in the folder as a pickle, which could run anything of whoever left it there."""
+    pytest.fail("a pickle was opened")
+
+
 class Executor:
     """Takes jobs and has them done at once."""
 
@@ -58,7 +63,7 @@ class Executor:
 
     def submit(self, job):
         self.jobs.append(job)
-        return SimpleNamespace(paths=self.paths, job_id="1", done=lambda: True, results=lambda: ["no"])
+        return SimpleNamespace(paths=self.paths, job_id="1", done=lambda: True, results=unpickle)
 
 
 @pytest.mark.parametrize(("n", "asked", "threads"), [(1, None, 8), (2, None, 4), (9, None, 2), (2, 4, 4), (9, 1, 8)])
@@ -181,3 +186,16 @@ def test_a_job_with_other_settings_is_not_taken_for_this_one(slurm, tmp_path, mo
     assert json.loads((tmp_path / "jobs" / "a.json").read_text()) == {"job": "77", "key": cell().key}
     with pytest.raises(FolderInUseError, match=r"job 77 .* a, with other settings.*scancel 77"):
         run_on_slurm([cell(until="map")], tmp_path, Jobs(), told.append)
+
+
+def test_a_job_leaves_its_reason_as_text(tmp_path, monkeypatch):
+    (tmp_path / "jobs").mkdir()
+    stale = tmp_path / "jobs" / "a.message.json"
+    monkeypatch.setattr(Job, "_prepare", lambda self: None)
+    for message in ("the disk is full", None):
+        stale.write_text('{"message": "from an earlier attempt"}')
+        monkeypatch.setattr(jobs, "attempt", lambda *_, message=message, **__: message)
+        assert Job(cell(), tmp_path / "a")() is None
+        assert jobs._message(tmp_path / "a") == message
+    stale.write_bytes(b"\x80\x04K\x01.")  # a pickle
+    assert jobs._message(tmp_path / "a") is None

@@ -19,7 +19,7 @@ from typing import Any
 
 from namm.errors import FolderInUseError, Interrupted, NammError, UsageError
 from namm.experiments.engine.folder import read_failure
-from namm.experiments.engine.processes import one_voice
+from namm.experiments.engine.processes import is_main, one_voice
 from namm.experiments.engine.run import Tell
 from namm.experiments.sweeps.cell import JOBS, Cell, CellOutcome, Jobs, attempt, in_one_line
 from namm.files import write_json
@@ -54,12 +54,16 @@ class Job:
     threads: int | None = None
     grace: float = 0.0
 
-    def __call__(self) -> str | None:
-        """Run the cell, on all tasks of the job together, and return why it failed."""
+    def __call__(self) -> None:
+        """Run the cell, on all tasks of the job together, and leave the reason beside its log if it failed."""
         self._prepare()
+        if is_main():
+            _message_file(self.folder).unlink(missing_ok=True)
         with one_voice():
             try:
-                return attempt(self.cell, self.folder, tell=partial(print, flush=True), progress=True)
+                message = attempt(self.cell, self.folder, tell=partial(print, flush=True), progress=True)
+                if is_main():
+                    write_json(_message_file(self.folder), {"message": message})
             except Interrupted:
                 time.sleep(self.grace)  # on every task: only that of rank 0 can be queued again, whoever ends first
                 raise
@@ -110,7 +114,7 @@ def run_locally(cells: Sequence[Cell], out: Path, jobs: Jobs, tell: Tell) -> dic
                 tell(f"{cell.name}: running, log in {job.paths.stdout}")
             for slot, (cell, job) in list(running.items()):
                 if job.done():
-                    found[cell.name] = _outcome(cell, out / cell.name, job, _result(job), tell)
+                    found[cell.name] = _outcome(cell, out / cell.name, job, _message(out / cell.name), tell)
                     del running[slot]
                     slots.append(slot)
             time.sleep(0.1)
@@ -198,7 +202,7 @@ def run_on_slurm(cells: Sequence[Cell], out: Path, jobs: Jobs, tell: Tell) -> di
                 if cell.name in found:
                     continue
                 if job.done():
-                    found[cell.name] = _outcome(cell, folder, job, _result(job), tell)
+                    found[cell.name] = _outcome(cell, folder, job, _message(folder), tell)
                 elif queue.has_lost(job):
                     _record(out, cell).unlink(missing_ok=True)
                     found[cell.name] = _outcome(cell, folder, job, None, tell)
@@ -281,13 +285,18 @@ def _submitit() -> Any:
     return submitit
 
 
-def _result(job: Any) -> str | None:
-    """What a job that is done returned."""
+def _message_file(folder: Path) -> Path:
+    """Where a job says why the cell in `folder` failed: JSON, since a pickle that lies there could run anything."""
+    return folder.parent / JOBS / f"{folder.name}.message.json"
+
+
+def _message(folder: Path) -> str | None:
+    """Why the cell in `folder` failed, as its job left it; None where it did not, or the job ended before."""
     try:
-        said: str | None = job.results()[0]  # waits a little where a file system is slow to show what is there
-    except Exception:  # whatever ended the job, the cell's folder knows more
-        said = None
-    return said
+        message = json.loads(_message_file(folder).read_text())["message"]
+    except (OSError, ValueError, LookupError, TypeError):  # whatever ended the job, the cell's folder knows more
+        return None
+    return message if isinstance(message, str) else None
 
 
 def _outcome(cell: Cell, folder: Path, job: Any, said: str | None, tell: Tell) -> CellOutcome:
