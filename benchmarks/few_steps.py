@@ -25,7 +25,7 @@ from torch import Tensor
 
 from namm.constraints import Constraint
 from namm.evaluation import distance_summary, mmd2_null
-from namm.experiments.data_settings import BurgersData
+from namm.experiments.burgers import BurgersData
 from namm.experiments.engine.run import run
 from namm.experiments.engine.run_parts import Trained, device
 from namm.experiments.engine.settings import NetworkSettings

@@ -20,7 +20,7 @@ from gpu_tools import Bench, Figures, compiled_by_torch, number, told_by
 from gpu_works import distance, map_step, sampling, score_model, score_step
 from namm.experiments.assimilation.assimilate import Sampling
 from namm.experiments.assimilation.tasks import named_operator, papers_observation
-from namm.experiments.data_settings import DivergenceData
+from namm.experiments.divergence import DivergenceData
 from namm.experiments.engine import build
 from namm.experiments.engine.settings import Settings
 from namm.generative import Mirrored

@@ -35,7 +35,7 @@ from gpu_tools import facts, stamp
 from namm import train_model
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images
-from namm.experiments.data_settings import BurgersData
+from namm.experiments.burgers import BurgersData
 from namm.experiments.engine import build
 from namm.experiments.engine.run_parts import device, untrained
 from namm.experiments.engine.settings import Settings

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import namm
+from namm.experiments.presets import EXPERIMENTS, OWN
 
 SOURCE = Path(namm.__file__).parent
 
@@ -36,6 +37,15 @@ def test_imports_point_left(path):
         return
     later = {name for name in imports(path) if ORDER.index(name) > ORDER.index(home)}
     assert not later, f"{home} imports {later}, which come after it"
+
+
+def test_the_engine_and_the_sweeps_know_no_experiment_by_name():
+    files = {f"namm.experiments.{name}" for name in (*EXPERIMENTS, OWN)}
+    for path in sorted(p for folder in ("engine", "sweeps") for p in (SOURCE / "experiments" / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                named = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+                assert not named & files, f"{path} imports {named & files}"
 
 
 def test_public_names_exist():

@@ -17,7 +17,7 @@ from namm.constraints import Counter
 from namm.constraints.description import describe, rebuild
 from namm.datasets import galaxies
 from namm.errors import CheckpointError, ConstraintError, DataError, UsageError
-from namm.experiments.data_settings import CountData, CountRule
+from namm.experiments.count import CountData, CountRule
 from namm.experiments.engine import build
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from namm.constraints import DivergenceFree
 from namm.constraints.description import describe, rebuild
 from namm.errors import DataError, UsageError
-from namm.experiments.data_settings import DivergenceRule
+from namm.experiments.divergence import DivergenceRule
 from namm.experiments.engine.build import constraint
 
 layouts = st.tuples(st.integers(1, 3), st.integers(1, 3))

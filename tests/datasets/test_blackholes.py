@@ -13,8 +13,8 @@ from namm.constraints import TotalFlux
 from namm.datasets import BlackHoles, black_holes
 from namm.datasets.blackholes import RANGES
 from namm.errors import UsageError
-from namm.experiments.data_settings import FluxData
 from namm.experiments.engine import build
+from namm.experiments.flux import FluxData
 from namm.numerics import generator
 
 

@@ -10,7 +10,7 @@ import torch
 from namm.constraints import DivergenceFree
 from namm.datasets import DATASETS, KolmogorovFlow, kolmogorov_flow
 from namm.errors import UsageError
-from namm.experiments.data_settings import DivergenceData
+from namm.experiments.divergence import DivergenceData
 from namm.experiments.engine import build
 from namm.simulators.fluid import FluidGrid, advance, cut, initial_field, project, vorticity
 

@@ -9,7 +9,7 @@ import torch
 from namm.constraints import Counter, constraint
 from namm.datasets import open_store
 from namm.errors import ConstraintError, DataError
-from namm.experiments.data_settings import CounterTraining
+from namm.experiments.count import CounterTraining
 from namm.experiments.engine import build
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings

@@ -19,8 +19,10 @@ from namm.experiments.assimilation.figures import as_image
 from namm.experiments.assimilation.posterior_file import read_scores, read_truth, remembered, write_outcomes
 from namm.experiments.assimilation.tasks import Task, make_task, named_operator, other_numbers, papers_observation
 from namm.experiments.assimilation.tuning import choose, crossings, grid, tune
-from namm.experiments.data_settings import BurgersData, DivergenceData, FluxData
+from namm.experiments.burgers import BurgersData
+from namm.experiments.divergence import DivergenceData
 from namm.experiments.engine.run_parts import Trained
+from namm.experiments.flux import FluxData
 from namm.generative import Diffusion, Mirrored
 from namm.inverse import Columns, DDIMSteps, DPSGuidance, GaussianNoise, sample_posterior
 from namm.maps import IdentityMap

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from namm.experiments.data_settings import BurgersData
+from namm.experiments.burgers import BurgersData
 from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings, with_seed
 from namm.experiments.presets import preset
 

@@ -9,7 +9,7 @@ import torch
 from namm.constraints import Counter
 from namm.datasets import open_store
 from namm.errors import Interrupted, UsageError
-from namm.experiments.data_settings import CountData, CounterTraining
+from namm.experiments.count import CountData, CounterTraining
 from namm.experiments.engine import build
 from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run import run

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from namm.errors import ConstraintError, MemoryShortage, RunFolderError, UsageError
-from namm.experiments.data_settings import OwnData, OwnRule
 from namm.experiments.engine.rule_source import locate
-from namm.experiments.own import _source_hash, blamed_on, known_rule, load_rule, prepare
+from namm.experiments.engine.user_rule import blamed_on, load_rule, source_hash
+from namm.experiments.own import OwnData, OwnRule, prepare
 from namm.experiments.presets import OWN, preset
 
 RULES = """
@@ -167,13 +167,13 @@ def test_a_name_is_module_and_name(name):
 
 def test_a_rule_that_changed_is_refused_and_a_comment_is_no_change(tmp_path):
     load_rule("bag_of_rules:plain")
-    rule = OwnRule("bag_of_rules:plain", str(tmp_path), _source_hash(locate("bag_of_rules:plain")))
-    assert known_rule(rule)(X).item() == 4
+    rule = OwnRule("bag_of_rules:plain", str(tmp_path), source_hash(locate("bag_of_rules:plain")))
+    assert rule.build()(X).item() == 4
     (tmp_path / "bag_of_rules.py").write_text("# said again\n" + RULES)
-    assert known_rule(rule)(X).item() == 4
+    assert rule.build()(X).item() == 4
     (tmp_path / "bag_of_rules.py").write_text(RULES.replace("2.0", "6.0"))
     with pytest.raises(RunFolderError, match="the rule bag_of_rules:plain has changed since this run"):
-        known_rule(rule)
+        rule.build()
 
 
 def test_what_a_rule_raises_is_laid_at_its_door_with_the_line():

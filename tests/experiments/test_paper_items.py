@@ -15,7 +15,8 @@ from torch import nn
 from namm.errors import DataError, UsageError
 from namm.evaluation import Clipped, Extractor, fid, kid, mmd
 from namm.experiments.assimilation.assimilate import Setting
-from namm.experiments.data_settings import CountData, DivergenceData, PeriodicData
+from namm.experiments.count import CountData
+from namm.experiments.divergence import DivergenceData
 from namm.experiments.engine import build
 from namm.experiments.paper import fig5_fig11 as assimilation_paper
 from namm.experiments.paper import make as making
@@ -24,6 +25,7 @@ from namm.experiments.paper.make import make
 from namm.experiments.paper.reported import TABLE2
 from namm.experiments.paper.runs_needed import WEIGHTS, base_cells, cross_cells, grid_weights, sweep_cells
 from namm.experiments.paper.table5 import table5
+from namm.experiments.periodic import PeriodicData
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
 from namm.experiments.sweeps.cell import Cell, CellOutcome
 from namm.experiments.sweeps.link_stages import share
@@ -534,7 +536,7 @@ def test_fig5_is_measured_on_the_base_run(made, out, monkeypatch):
 
 def test_the_network_that_counts_is_trained_once(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(making, "_train_counter", lambda data, path, _: trained.append(path) or path.touch())
+    monkeypatch.setattr(making, "make_counter", lambda data, path, progress: trained.append(path) or path.touch())
     cells = base_cells(preset, ["count", "flux"], [0, 1])
     found = [making._with_counter(cell, tmp_path) for cell in cells]
     assert trained == []

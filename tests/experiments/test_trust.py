@@ -15,10 +15,10 @@ from hypothesis import given
 
 import namm
 from namm.errors import ConstraintError, UntrustedRuleError, UsageError
-from namm.experiments.data_settings import OwnRule
 from namm.experiments.engine.rule_source import FINDER, find_source, locate, without_comments
 from namm.experiments.engine.trust import accepting, is_trusted, read_record, record_path
-from namm.experiments.own import known_rule, load_rule
+from namm.experiments.engine.user_rule import load_rule
+from namm.experiments.own import OwnRule
 
 X = torch.ones(1, 1, 2, 2)
 MARK = "import builtins; builtins.marks.append(__name__)\n"
@@ -81,20 +81,20 @@ def test_nothing_is_run_before_it_is_allowed_and_every_file_counts(tmp_path, mar
     rule = OwnRule(f"{module}:rule", str(root))
     path = list(sys.path)
     with pytest.raises(UntrustedRuleError, match="neither run nor allowed"):
-        known_rule(rule)
+        rule.build()
     assert marks == []
     with accepting():
-        assert known_rule(rule)(X).item() == 2
+        assert rule.build()(X).item() == 2
     assert len(marks) == len(files)
-    assert known_rule(rule)(X).item() == 2
+    assert rule.build()(X).item() == 2
     assert len(marks) == len(files)  # each once
     for file in root.rglob("*.py"):
         before = file.read_text()
         file.write_text(before + "\nmarks.append('changed')\n")
         with pytest.raises(UntrustedRuleError, match=str(root)):
-            known_rule(rule)
+            rule.build()
         file.write_text(before + "# a comment changes nothing\n")
-        assert known_rule(rule)(X).item() == 2
+        assert rule.build()(X).item() == 2
         file.write_text(before)
     assert "changed" not in marks
     assert sys.path == path
@@ -103,9 +103,9 @@ def test_nothing_is_run_before_it_is_allowed_and_every_file_counts(tmp_path, mar
 def test_the_same_source_in_another_folder_is_trusted(tmp_path, marks):
     root = folder(tmp_path, **PLACES["a helper"][0])
     with accepting():
-        known_rule(OwnRule("rules:rule", str(root)))
+        OwnRule("rules:rule", str(root)).build()
     moved = root.rename(tmp_path / "moved stranger")
-    assert known_rule(OwnRule("rules:rule", str(moved)))(X).item() == 2
+    assert OwnRule("rules:rule", str(moved)).build()(X).item() == 2
     assert sys.modules["helper"].__file__ == str(moved / "helper.py")
 
 
@@ -117,7 +117,7 @@ def test_a_rule_that_is_named_is_recorded(tmp_path, monkeypatch):
     assert entry["rule"] == "rules:rule"
     assert entry["files"] == [str(root / "helper.py"), str(root / "rules.py")]
     monkeypatch.setenv("NAMM_TRUSTED", "")  # the record alone
-    assert known_rule(OwnRule("rules:rule", str(root)))(X).item() == 2
+    assert OwnRule("rules:rule", str(root)).build()(X).item() == 2
 
 
 def test_child_processes_inherit_what_was_allowed(tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_child_processes_inherit_what_was_allowed(tmp_path, monkeypatch):
     monkeypatch.setenv("NAMM_TRUST", str(tmp_path / "a file" / "trusted.json"))
     (tmp_path / "a file").touch()
     with accepting():
-        known_rule(OwnRule("rules:rule", str(root)))
+        OwnRule("rules:rule", str(root)).build()
     code = (
         "import sys; from namm.experiments.engine.rule_source import locate; "
         "from namm.experiments.engine.trust import is_trusted; "
@@ -185,12 +185,12 @@ def test_installed_modules_need_to_be_named_too_and_namms_do_not():
     name = "this:s"
     assert "this" not in sys.modules
     with pytest.raises(UntrustedRuleError, match="the installed module this"):
-        known_rule(OwnRule(name))
+        OwnRule(name).build()
     assert "this" not in sys.modules
     assert is_trusted(locate("namm.constraints:TotalFlux"))
-    assert known_rule(OwnRule("namm:Burgers"))(torch.zeros(1, 1, 8, 8)).shape == (1,)
+    assert OwnRule("namm:Burgers").build()(torch.zeros(1, 1, 8, 8)).shape == (1,)
     assert load_rule("torch:norm") is not None
-    assert known_rule(OwnRule("torch:norm")) is not None
+    assert OwnRule("torch:norm").build() is not None
     assert not is_trusted(locate("torch.nn:norm"))
 
 
@@ -224,7 +224,7 @@ def test_a_record_that_cannot_be_understood_trusts_nothing(tmp_path):
     record_path().parent.mkdir()
     record_path().write_text("{")
     with pytest.raises(UntrustedRuleError, match="cannot be read"):
-        known_rule(OwnRule("rules:rule", str(root)))
+        OwnRule("rules:rule", str(root)).build()
 
 
 CODE = st.sampled_from(["x = 1", "x = '#'", "def f():\n    return 1"])

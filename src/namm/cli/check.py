@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from namm.cli.options import HELP, parse, take_name
-from namm.cli.rules import RULES, named_rule, rule_settings
+from namm.cli.rules import named_rule, rule_settings
 from namm.errors import UsageError
-from namm.experiments.data_settings import Rule
+from namm.experiments.engine.data_settings import Rule
+from namm.experiments.presets import EXPERIMENTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +43,7 @@ def usage() -> str:
             "Measure how well images keep a rule: the floor (mean, max, worst image), the same with noise, and the",
             "gradient. The worst image is saved beside its residual.",
             "",
-            f"  CONSTRAINT   {', '.join(RULES)}, or module:name of your own: a function (B, C, H, W) -> (B,) or",
+            f"  CONSTRAINT   {', '.join(EXPERIMENTS)}, or module:name of your own: a function (B, C, H, W) -> (B,) or",
             "               a namm.Constraint, found in the current folder, or installed",
             "  FILE         HDF5, NPY or NPZ file, or a folder of PNGs",
             "  --PARAMETER  the rule's numbers, as in `namm check flux FILE --total 120`; `namm check flux --help`.",
@@ -71,7 +72,7 @@ def main(arguments: list[str]) -> int:
 
     from namm.datasets import read_images
     from namm.datasets.batches import check_values
-    from namm.experiments.own import blamed_on
+    from namm.experiments.engine.user_rule import blamed_on
 
     rule = named_rule(name, options.rule)
     images = read_images(options.file, key=options.key, layout=options.layout)

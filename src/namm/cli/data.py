@@ -1,28 +1,24 @@
 """`namm data`: draw a dataset into an HDF5 file."""
 
+import textwrap
 from pathlib import Path
 
 from namm.cli.options import HELP, parse, pick, take_name
 from namm.errors import UsageError
-from namm.experiments.data_settings import BurgersData, CountData, Data, DivergenceData, FluxData, PeriodicData
-from namm.experiments.presets import require_name
+from namm.experiments.engine.experiment import Experiment
+from namm.experiments.presets import EXPERIMENTS, find, require_name
 
-DATASETS: dict[str, type[Data]] = {
-    "burgers": BurgersData,
-    "unit-cells": PeriodicData,
-    "periodic": PeriodicData,
-    "black-holes": FluxData,
-    "flux": FluxData,
-    "kolmogorov": DivergenceData,
-    "divergence": DivergenceData,
-    "galaxies": CountData,
-    "count": CountData,
-}
-"""What can be drawn, by the dataset's own name and by the experiment's that uses it."""
+
+def drawable() -> dict[str, Experiment]:
+    """The experiments whose data can be drawn, by the dataset's own name and by the experiment's."""
+    known = [find(name) for name in EXPERIMENTS]
+    return {name: each for each in known for name in (each.dataset or each.name, each.name)}
 
 
 def usage() -> str:
     """The help text that needs no dataset."""
+    known = [find(name) for name in EXPERIMENTS]
+    names = ", ".join(f"{each.dataset} (or {each.name})" if each.dataset else each.name for each in known)
     return "\n".join(
         [
             "usage: namm data NAME [--out FILE] [--n-train N] [--n-val N] [--n-test N] [--seed N] [--SETTING VALUE]",
@@ -30,8 +26,7 @@ def usage() -> str:
             "Draw a dataset into an HDF5 file with the splits train, val and test. Interrupted, it goes on where it",
             "stopped; a complete file of the same settings is left alone, one of others is never overwritten.",
             "",
-            "  NAME        burgers, unit-cells (or periodic), black-holes (or flux), kolmogorov (or divergence),",
-            "              galaxies (or count)",
+            textwrap.fill(names, 110, initial_indent="  NAME        ", subsequent_indent=" " * 14),
             "  --out FILE  where to write (default: NAME.h5)",
             "  --SETTING   sizes, seed and every generating parameter; `namm data NAME --help` lists them",
         ]
@@ -46,8 +41,8 @@ def main(arguments: list[str]) -> int:
         if not arguments or set(rest) & set(HELP):
             print(usage())
             return 0 if arguments else 2
-        raise UsageError(f"which dataset? Its name comes first: namm data {'|'.join(DATASETS)}.")
-    kind = DATASETS[require_name(name, DATASETS, "dataset")]
+        raise UsageError(f"which dataset? Its name comes first: namm data {'|'.join(drawable())}.")
+    kind = drawable()[require_name(name, drawable(), "dataset")].data
     data = parse(kind, rest, prog=f"namm data {name}", description=f"Draw the dataset {name}.")
     if isinstance(data, int):
         return data
@@ -56,9 +51,8 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"--out must name an HDF5 file, such as {name}.h5, not {path}: nothing would read it back.")
 
     from namm.datasets import write_store
-    from namm.experiments.engine.build import dataset
 
-    recipe = dataset(data)
+    recipe = data.build()
     there = path.exists()
     write_store(path, recipe, data.sizes, seed=data.seed)
     counts = ", ".join(f"{n} {split}" for split, n in data.sizes.items())

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from namm.cli.data import DATASETS
+from namm.cli.data import drawable
 from namm.cli.options import HELP, parse, pick
-from namm.cli.rules import RULES, named_rule, recipe, rule_settings
+from namm.cli.rules import named_rule, recipe, rule_settings
 from namm.cli.status import find_run
 from namm.errors import RunFolderError, UsageError
-from namm.experiments.data_settings import Rule
+from namm.experiments.engine.data_settings import Rule
+from namm.experiments.presets import EXPERIMENTS
 
 if TYPE_CHECKING:
     from namm.datasets.batches import Images
@@ -77,7 +78,7 @@ def usage() -> str:
             "The second compares any images with data:",
             "  FILE          samples of `namm sample`, HDF5, NPY or NPZ file, or a folder of PNGs",
             "  --against     the data, the same way; best such that no training has seen",
-            f"  --constraint  {', '.join(RULES)}, or module:name of your own;",
+            f"  --constraint  {', '.join(EXPERIMENTS)}, or module:name of your own;",
             "                not needed where the data are a file of `namm data`",
             "  --PARAMETER   the rule's numbers and more: `namm evaluate FILE --against FILE --help`",
             "",
@@ -197,11 +198,12 @@ def _files(own: dict[str, str], arguments: list[str]) -> int:
 def _rule_of(data: Path) -> str:
     """The rule that a file of `namm data` obeys."""
     dataset = recipe(data).get("dataset") if data.is_file() else None
-    if dataset not in DATASETS:
+    if dataset not in drawable():
         raise UsageError(
-            f"which rule? {data} is not a file of `namm data`: add --constraint {'|'.join(RULES)}, or module:name."
+            f"which rule? {data} is not a file of `namm data`: add --constraint {'|'.join(EXPERIMENTS)}, or "
+            "module:name."
         )
-    return next(name for name, kind in DATASETS.items() if kind is DATASETS[dataset] and name in RULES)
+    return drawable()[dataset].name
 
 
 def _compare(options: Files, against: Path, name: str) -> dict[str, dict[str, Any]]:

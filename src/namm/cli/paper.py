@@ -10,8 +10,8 @@ from namm.cli.options import HELP, parse, take_name
 from namm.cli.run import tell
 from namm.cli.sweep import read_jobs, take_several
 from namm.errors import UsageError
-from namm.experiments.paper.items import ITEMS, Item
-from namm.experiments.presets import EXPERIMENTS, PRESETS, preset, require_name
+from namm.experiments.paper.items import FIVE, ITEMS, Item
+from namm.experiments.presets import PRESETS, preset, require_name
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
 def _make(item: Item, options: Options) -> int:
     require_name(options.preset, PRESETS, "preset")
     for name in options.experiments:
-        require_name(name, EXPERIMENTS, "experiment")
+        require_name(name, FIVE, "experiment")
     if not options.seeds or len(set(options.seeds)) < len(options.seeds):
         raise UsageError(f"--seeds must be one or several numbers, each once, not {options.seeds}.")
     jobs = read_jobs(None if options.jobs is None else str(options.jobs), options.slurm, options.on)

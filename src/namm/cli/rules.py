@@ -4,19 +4,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from namm.experiments.data_settings import BurgersRule, CountRule, DivergenceRule, FluxRule, PeriodicRule, Rule
-from namm.experiments.presets import require_name
+from namm.experiments.engine.data_settings import Rule
+from namm.experiments.presets import EXPERIMENTS, find, require_name
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
-
-RULES: dict[str, type[Rule]] = {
-    "flux": FluxRule,
-    "burgers": BurgersRule,
-    "divergence": DivergenceRule,
-    "periodic": PeriodicRule,
-    "count": CountRule,
-}
 
 
 def rule_settings(name: str, file: Path | None) -> Rule:
@@ -26,7 +18,7 @@ def rule_settings(name: str, file: Path | None) -> Rule:
     """
     if ":" in name:
         return Rule()
-    kind = RULES[require_name(name, RULES, "constraint")]
+    kind = find(require_name(name, EXPERIMENTS, "constraint")).rule
     said = {} if file is None else recipe(file)
     return kind(**{f.name: said[f.name] for f in fields(kind) if f.name in said})
 
@@ -46,6 +38,6 @@ def recipe(file: Path) -> dict[str, Any]:
 def named_rule(name: str, rule: Rule) -> "Constraint":
     """ℓ of that name, with these numbers where it is one of ours, where models run."""
     from namm.experiments.engine.build import constraint, placed
-    from namm.experiments.own import load_rule
+    from namm.experiments.engine.user_rule import load_rule
 
     return placed(load_rule(name) if ":" in name else constraint(rule))

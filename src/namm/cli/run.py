@@ -7,9 +7,9 @@ from typing import Any
 
 from namm.cli.options import HELP, parse, pick, refuse_near_misses, take_flag, take_name
 from namm.errors import UsageError
-from namm.experiments.data_settings import OwnData
 from namm.experiments.engine.settings import Settings
 from namm.experiments.engine.stages import MAIN_LINE, STAGES
+from namm.experiments.own import OwnData, prepare
 from namm.experiments.presets import EXPERIMENTS, OWN, PRESETS, Preset, preset, require_name
 
 OPTIONS = ("preset", "until", "out", "config", "data", "constraint")
@@ -85,14 +85,12 @@ def choose(command: str, name: str | None, own: dict[str, str], arguments: list[
     if isinstance(settings, int):
         return settings
     if isinstance(settings.data, OwnData):
-        from namm.experiments.own import prepare
-
         options = _given(arguments, None)
         named = "config" not in own or "data.constraint" in options
         if named and "data.folder" not in options:  # a rule that the user names is not one of the file's folder
             settings = replace(settings, data=replace(settings.data, folder=""))
         settings = prepare(settings, _given(arguments, own.get("config")), tell, from_file=not named)
-    return replace(base, settings=_placed(settings))
+    return replace(base, settings=replace(settings, data=settings.data.with_absolute_paths()))
 
 
 def _base(command: str, name: str | None, own: dict[str, str]) -> Preset:
@@ -147,12 +145,6 @@ def _names(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _names(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
-
-
-def _placed(settings: Settings) -> Settings:
-    """The settings with paths that mean the same from every folder."""
-    counter = getattr(settings.data, "counter", "")
-    return replace(settings, data=replace(settings.data, counter=str(Path(counter).resolve()))) if counter else settings  # type: ignore[call-arg]
 
 
 def _settings(prog: str, base: Preset, arguments: list[str], help_: str) -> Settings | int:

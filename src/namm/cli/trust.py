@@ -5,7 +5,7 @@ from pathlib import Path
 
 from namm.cli.options import HELP, refuse_more
 from namm.cli.status import find_run
-from namm.experiments.data_settings import OwnData
+from namm.experiments.own import OwnData
 
 USAGE = "namm trust RUN"
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from namm.constraints.base import Constraint
 from namm.errors import DataError, UsageError
 from namm.numerics import at_least_float32
-from namm.simulators.burgers import BurgersGrid, Step, advance, crank_nicolson, rollout
+from namm.simulators.burgers import DT, BurgersGrid, Step, advance, crank_nicolson, rollout
 
 
 class Burgers(Constraint):
@@ -37,7 +37,7 @@ class Burgers(Constraint):
         step: Step = crank_nicolson,
         nu: float = 0.05,
         length: float = 10.0,
-        dt: float = 0.025,
+        dt: float = DT,
         inner_steps: int = 5,
         flipped: bool = True,
         max_speed: float = 1.5,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from namm.datasets.simulated import Ingredients, Simulated
 from namm.errors import UsageError
-from namm.simulators.burgers import BurgersGrid, rollout
+from namm.simulators.burgers import DT, BurgersGrid, rollout
 from namm.simulators.random_fields import matern_field
 
 
@@ -28,7 +28,7 @@ class BurgersTrajectories(Simulated):
     sizes: ClassVar[dict[str, int]] = {"train": 10_000, "val": 1000, "test": 10_000}
 
     size: int = 64
-    dt: float = 0.025
+    dt: float = DT
     inner_steps: int = 5
     nu: float = 0.05
     length: float = 10.0
@@ -76,7 +76,7 @@ def burgers_trajectories(
     n: int,
     *,
     size: int = 64,
-    dt: float = 0.025,
+    dt: float = DT,
     inner_steps: int = 5,
     seed: int = 0,
     split: str = "train",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from namm.evaluation.milestone import Milestone, half_way
-from namm.experiments.data_settings import BurgersData
+from namm.experiments.burgers import BurgersData
 from namm.experiments.engine.folder import SETTINGS, Record, is_done
 from namm.experiments.engine.judgement import METRICS, run_verdict
 from namm.experiments.engine.run import Tell, run

@@ -9,31 +9,23 @@ In the demos of the five σ_max is 0.2 to 0.7 standard deviations and λ ℓ(x +
 about their geometric means, and other units of x or of ℓ lead to the same map.
 """
 
-import hashlib
-import inspect
 import os
-import traceback
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
-from copy import deepcopy
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-import torch
-from torch import Tensor
+from namm.errors import ConstraintError, UsageError
+from namm.experiments import recipes
+from namm.experiments.engine.data_settings import PLACE, Data, Rule
+from namm.experiments.engine.experiment import UNREPORTED, Experiment
+from namm.experiments.engine.settings import InverseSettings, Settings
 
-from namm.constraints import Constraint, ConstraintReport, constraint
-from namm.datasets.base import SPLITS
-from namm.datasets.batches import check_values
-from namm.datasets.own import HASH, OwnFile, OwnImages, content_hash, look
-from namm.errors import ConstraintError, NammError, RunFolderError, UsageError, is_out_of_memory
-from namm.experiments.data_settings import OwnData, OwnRule
-from namm.experiments.engine.rule_source import Source, import_source, locate
-from namm.experiments.engine.settings import Settings
-from namm.experiments.engine.trust import allow, require_trusted
-from namm.experiments.presets import require_name
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from namm.constraints import Constraint, ConstraintReport
+    from namm.datasets.own import OwnFile, OwnImages
 
 MEASURED = 256
 """Images on which a rule is tried before anything else is done."""
@@ -46,130 +38,110 @@ USUAL = (0.05, 5.0)
 
 Tell = Callable[[str], None]
 
-# The rule
+
+@dataclass(frozen=True)
+class OwnRule(Rule):
+    """One of the user's own."""
+
+    constraint: str = ""
+    """`module:name` of a function (B, C, H, W) -> (B,) or of a namm.Constraint."""
+    folder: str = field(default="", metadata=PLACE)
+    """Where the module was imported from."""
+    source: str = ""
+    """Hash of the module's source."""
+
+    def build(self) -> "Constraint":
+        """The rule, refused where it is not trusted or not what it was."""
+        from namm.experiments.engine.user_rule import known_rule
+
+        return known_rule(self.constraint, self.folder, self.source)
+
+    @property
+    def named_code(self) -> str:
+        """The rule itself."""
+        return self.constraint
 
 
-_files: dict[str, Path | None] = {}
-"""Of the modules that rules were loaded from, by name."""
+@dataclass(frozen=True)
+class OwnData(Data):
+    """Images of the user's own, copied from a file."""
+
+    n_train: int = 0
+    """Images to train on; 0: as many as the file's own split has, or is left of a single array."""
+    n_val: int = 0
+    """Held-out images to watch the training with; 0: the file's own split, or a tenth."""
+    n_test: int = 0
+    """Held-out images to evaluate with; 0: the file's own split, or a tenth."""
+    seed: int = 0
+    """Decides which images are in which split, where the file has no splits."""
+    file: str = field(default="", metadata=PLACE)
+    """HDF5, NPY or NPZ file, or a folder of PNGs."""
+    key: str | None = None
+    """Name of the array in the file, where it holds several; not needed where they are train, val and test."""
+    layout: Literal["NCHW", "NHWC"] | None = None
+    """Order of the file's axes; our own files and PNGs know theirs."""
+    content: str = ""
+    """Hash of the file; found, not chosen."""
+    shape: tuple[int, ...] = ()
+    """(C, H, W) of an image; found."""
+    constraint: str = ""
+    """The rule: `module:name` of a function (B, C, H, W) -> (B,) or of a namm.Constraint."""
+    folder: str = field(default="", metadata=PLACE)
+    """Where the module was imported from; found."""
+    source: str = ""
+    """Hash of the module's code; found."""
+
+    def __post_init__(self) -> None:
+        if self.is_counted or min(self.sizes.values()) < 0:
+            super().__post_init__()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the file has been opened."""
+        return bool(self.content)
+
+    def build(self) -> "OwnImages":
+        """The images of a file that has been looked at."""
+        from namm.datasets.own import OwnImages
+
+        channels, height, width = self.shape
+        return OwnImages(Path(self.file), self.key, self.layout, self.content, (channels, height, width), self.sizes)
+
+    @property
+    def rule(self) -> OwnRule:
+        """The rule that was named with the file."""
+        return OwnRule(self.constraint, self.folder, self.source)
 
 
-def load_rule(name: str, folder: str = "") -> Constraint:
-    """The rule that `module:name` names, looked for in `folder`, in the current one and among what is installed.
+def _preset(s: Settings) -> Settings:
+    """A rule that nobody has seen may not compile as one graph, and images of any sign and channels are no pictures.
 
-    It is a `Constraint`, a class of them or a function that makes one without arguments, or a function x -> ℓ. Whoever
-    calls this has chosen the rule: its source is recorded as trusted. One that a file names is for `known_rule`.
+    What the paper's baseline was trained for suits the paper's data: here both sides get the same compute.
     """
-    source = locate(name, folder)
-    allow(source, name)
-    return _loaded(name, source)
+    return replace(
+        s,
+        dm=replace(s.dm, equal_compute=True),
+        evaluate=replace(s.evaluate, kid_subsets=0, n_fid=0),
+        map=replace(s.map, train=replace(s.map.train, compile=False)),
+        finetune=replace(s.finetune, train=replace(s.finetune.train, compile=False)),
+    )
 
 
-def known_rule(rule: OwnRule) -> Constraint:
-    """The rule of a run; refused, before anything of it is run, where it is not trusted or not what it was."""
-    source = locate(rule.constraint, rule.folder)
-    if rule.source and _source_hash(source) != rule.source:
-        raise RunFolderError(
-            f"the module of the rule {rule.constraint} has changed since this run was made with it: put the old one "
-            "back, or call `namm run` again, which redoes what depends on it."
-        )
-    require_trusted(source, rule.constraint)
-    return _loaded(rule.constraint, source)
+PAPER = recipes.paper(OwnData(), UNREPORTED.weight, epochs=(100, 300, 700, 1500), f=InverseSettings(activation="none"))
+
+EXPERIMENT = Experiment(
+    "own",
+    OwnData,
+    OwnRule,
+    presets={
+        "demo": _preset(recipes.demo(OwnData(), UNREPORTED.weight)),
+        "gpu": _preset(recipes.gpu(OwnData(), UNREPORTED.weight)),
+        "paper": _preset(PAPER),
+    },
+)
 
 
-def _loaded(name: str, source: Source) -> Constraint:
-    """The rule, its module imported."""
-    attribute = name.partition(":")[2]
-    imported = _import(source)
-    _files[source.module] = source.file
-    if not hasattr(imported, attribute):
-        require_name(attribute, [each for each in dir(imported) if not each.startswith("_")], _called(source))
-    found = getattr(imported, attribute)
-    if _is_factory(found):
-        found = _made(name, found)
-    if not callable(found):
-        raise UsageError(f"{name} is {found!r}; it must be a function (B, C, H, W) -> (B,) or a namm.Constraint.")
-    rule = found if isinstance(found, Constraint) else constraint(found)
-    with suppress(Exception):  # what cannot be copied is used as it is
-        return deepcopy(rule)  # moving it to a GPU leaves the module's own where it is
-    return rule
-
-
-def _called(source: Source) -> str:
-    return f"name in {source.module} called"
-
-
-@contextmanager
-def blamed_on(name: str) -> Iterator[None]:
-    """Whatever goes wrong inside is said to be the rule's doing, with the line where it happened."""
-    try:
-        yield
-    except NammError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        last = traceback.extract_tb(error.__traceback__)
-        file = str(_files.get(name.partition(":")[0]))
-        own = [frame for frame in last if frame.filename == file]
-        place = (own or last)[-1]
-        line = f"{Path(place.filename).name}, line {place.lineno}"
-        said = " ".join(str(error).split())
-        raise ConstraintError(f"the rule {name} raised {type(error).__name__}: {said} ({line}).") from error
-
-
-def _import(source: Source) -> ModuleType:
-    try:
-        return import_source(source)
-    except ModuleNotFoundError as error:
-        beside = f": what lies beside {source.module} is found where an import statement names it"
-        raise ConstraintError(f"importing {source.module} failed: {error}{beside if source.root else ''}.") from error
-    except (Exception, SystemExit) as error:
-        raise ConstraintError(f"importing {source.module} failed: {type(error).__name__}: {error}.") from error
-
-
-def _is_factory(found: Any) -> bool:
-    """Whether it is made to be called without arguments, and not with images."""
-    if isinstance(found, type):
-        return issubclass(found, Constraint)
-    if isinstance(found, Constraint) or not callable(found):
-        return False
-    try:
-        takes = inspect.signature(found)
-    except (TypeError, ValueError):
-        return False
-    return _binds(takes) and not _binds(takes, None)
-
-
-def _binds(signature: inspect.Signature, *arguments: Any) -> bool:
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _made(name: str, factory: Callable[[], Any]) -> Any:
-    if not _binds(inspect.signature(factory)):
-        raise UsageError(
-            f"{name} is a class that cannot be made without arguments {inspect.signature(factory)}: name an object of "
-            "it instead."
-        )
-    with blamed_on(name):
-        return factory()
-
-
-def _source_hash(source: Source) -> str:
-    """A hash of the code of a rule's module, comments aside; empty for one without a file."""
-    return "" if source.code is None else hashlib.sha256(source.code).hexdigest()[:HASH]
-
-
-# The experiment
-
-
-def images(data: OwnData) -> OwnImages:
-    """The images of a file that has been looked at."""
-    channels, height, width = data.shape
-    return OwnImages(Path(data.file), data.key, data.layout, data.content, (channels, height, width), data.sizes)
+# The numbers to begin with
 
 
 def prepare(asked: Settings, given: Collection[str], tell: Tell, *, from_file: bool = False) -> Settings:
@@ -183,8 +155,11 @@ def prepare(asked: Settings, given: Collection[str], tell: Tell, *, from_file: b
 
     Everything that can be wrong with file and rule is refused here, before anything is computed.
     """
+    from namm.datasets.batches import check_values
+    from namm.datasets.own import look
     from namm.evaluation import picture_for
-    from namm.experiments.engine.build import device, placed  # which imports this module
+    from namm.experiments.engine.build import device, placed
+    from namm.experiments.engine.user_rule import blamed_on
 
     data, rule = _checked(asked.data, from_file)
     if not Path(data.file).exists() and data.content:  # a run has its own copy, and goes on without the file
@@ -192,7 +167,7 @@ def prepare(asked: Settings, given: Collection[str], tell: Tell, *, from_file: b
     found = look(Path(data.file), data.key, data.layout)
     measure, data = not data.content, _filled(data, found)
     tell(_described(data, found))
-    some = _some(images(data), data)
+    some = _some(data)
     for note in check_values(some, "images"):
         tell(note)
     if not USUAL[0] <= _spread(some) <= USUAL[1]:
@@ -209,27 +184,33 @@ def prepare(asked: Settings, given: Collection[str], tell: Tell, *, from_file: b
     return _fitted(settled, given, sigma, report, tell) if measure else settled
 
 
-def _tried(rule: Constraint, some: Tensor, noise: float) -> ConstraintReport:
+def _tried(rule: "Constraint", some: "Tensor", noise: float) -> "ConstraintReport":
     """The rule's check, after one call of everything that a run will ask of it in its last stages."""
+    import torch
+
     two = some[:2].clone()
     with torch.no_grad():
         rule(two)
         residual = rule.residual(two) if rule.has_residual else two
         projected = rule.project(two) if rule.has_project else two
-    if not isinstance(residual, Tensor) or residual.shape[:1] != two.shape[:1]:
+    if not isinstance(residual, torch.Tensor) or residual.shape[:1] != two.shape[:1]:
         raise ConstraintError(
             f"the residual of {rule.name} must be a tensor with one entry per image on its first axis."
         )
-    if not isinstance(projected, Tensor) or projected.shape != two.shape:
-        got = tuple(projected.shape) if isinstance(projected, Tensor) else type(projected).__name__
+    if not isinstance(projected, torch.Tensor) or projected.shape != two.shape:
+        got = tuple(projected.shape) if isinstance(projected, torch.Tensor) else type(projected).__name__
         raise ConstraintError(
             f"project of {rule.name} turned images {tuple(two.shape)} into {got}: it must return images of that shape."
         )
     return rule.check(some, noise=noise)
 
 
-def _checked(data: Any, from_file: bool) -> tuple[OwnData, Constraint]:
+def _checked(data: Any, from_file: bool) -> tuple[OwnData, "Constraint"]:
     """The data with absolute paths and the rule's hash, and the rule."""
+    from namm.experiments.engine.rule_source import locate
+    from namm.experiments.engine.trust import allow, require_trusted
+    from namm.experiments.engine.user_rule import rule_from, source_hash
+
     if not isinstance(data, OwnData) or not data.file or not data.constraint:
         raise UsageError("an experiment of your own needs images and a rule: --data FILE --constraint module:name.")
     if ":" not in data.constraint:
@@ -242,13 +223,15 @@ def _checked(data: Any, from_file: bool) -> tuple[OwnData, Constraint]:
         require_trusted(source, data.constraint)
     else:
         allow(source, data.constraint)
-    rule = _loaded(data.constraint, source)
+    rule = rule_from(data.constraint, source)
     inside = source.file is not None and source.file.is_relative_to(os.getcwd())
-    folder, code = os.getcwd() if inside else data.folder, _source_hash(source)
+    folder, code = os.getcwd() if inside else data.folder, source_hash(source)
     return replace(data, file=str(Path(data.file).resolve()), folder=folder, source=code), rule
 
 
-def _filled(data: OwnData, found: OwnFile) -> OwnData:
+def _filled(data: OwnData, found: "OwnFile") -> OwnData:
+    from namm.datasets.own import content_hash
+
     n = found.sizes(data.sizes)
     return replace(
         data,
@@ -261,8 +244,10 @@ def _filled(data: OwnData, found: OwnFile) -> OwnData:
     )
 
 
-def _described(data: OwnData, found: OwnFile) -> str:
+def _described(data: OwnData, found: "OwnFile") -> str:
     """What there is in the file, and how it is split."""
+    from namm.datasets.base import SPLITS
+
     counts = ", ".join(f"{n} for {split}" for split, n in data.sizes.items())
     shared = [split for split in SPLITS if found.sharing(split) != [split]]
     lacks = "has no splits" if len(shared) == len(SPLITS) else f"has no {' and no '.join(shared[1:])}"
@@ -271,15 +256,15 @@ def _described(data: OwnData, found: OwnFile) -> str:
     return f"{found.path.name} holds images of {'×'.join(map(str, data.shape))}{layout}, {counts}{how}"
 
 
-def _some(own: OwnImages, data: OwnData) -> Tensor:
-    return own.images(data.seed, "train", 0, min(MEASURED, data.n_train))
+def _some(data: OwnData) -> "Tensor":
+    return data.build().images(data.seed, "train", 0, min(MEASURED, data.n_train))
 
 
-def _spread(some: Tensor) -> float:
+def _spread(some: "Tensor") -> float:
     return float(some.std(correction=0))
 
 
-def _fitted(asked: Settings, given: Collection[str], sigma: float, report: ConstraintReport, tell: Tell) -> Settings:
+def _fitted(asked: Settings, given: Collection[str], sigma: float, report: "ConstraintReport", tell: Tell) -> Settings:
     """σ_max, λ and the size of the evaluation's subsets, where they were not given."""
     weight = asked.map.weights.constraint if "map.weights.constraint" in given else _weight(report, sigma)
     most = min(asked.data.n_train, asked.data.n_test)
@@ -301,7 +286,7 @@ def _fitted(asked: Settings, given: Collection[str], sigma: float, report: Const
     )
 
 
-def _weight(report: ConstraintReport, sigma: float) -> float:
+def _weight(report: "ConstraintReport", sigma: float) -> float:
     """λ, refused where float32 cannot hold it."""
     weight = _rounded(COST * sigma / report.noisy_mean)
     if WEIGHTS[0] <= weight <= WEIGHTS[1]:

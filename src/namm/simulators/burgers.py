@@ -37,6 +37,8 @@ from namm.errors import UsageError
 from namm.gpu import HAS_TRITON
 from namm.numerics import at_least_float32
 
+DT = 0.025
+"""The paper's inner time step Δt."""
 MAX_SWEEPS = 1000
 LONGEST = 2048
 """Points of a line that a kernel holds."""

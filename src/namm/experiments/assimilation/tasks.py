@@ -17,7 +17,9 @@ from torch import Tensor
 
 from namm.datasets import open_store
 from namm.errors import DataError, UsageError
-from namm.experiments.data_settings import BurgersData, Data, DivergenceData
+from namm.experiments.burgers import BurgersData
+from namm.experiments.divergence import DivergenceData
+from namm.experiments.engine.data_settings import Data
 from namm.experiments.engine.run_parts import Shape, Trained
 from namm.experiments.engine.stages.data import images_file
 from namm.inverse import Columns, Downsample, GaussianBlur, GaussianNoise, Mask, Operator, States

@@ -1,12 +1,11 @@
 """From settings to objects: the one place where a name is turned into the thing it names.
 
-The rule of a run is made here too, by `rule_of`, and put where models run: its weights and buffers are where trainings
-and samples are, and one that the run itself learned (the network that counts) is found in its stage `data`.
+Data and rules are built by their own settings, in the experiment's file. The rule of a run is put where models run
+(`rule_of`): its weights and buffers are where trainings and samples are.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,9 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from namm.constraints import Constraint, Count, Counter, DivergenceFree, Periodic, TotalFlux
-from namm.constraints.burgers import Burgers
-from namm.datasets import BlackHoles, BurgersTrajectories, Dataset, Galaxies, KolmogorovFlow, UnitCells
-from namm.errors import UsageError
-from namm.experiments import own
-from namm.experiments.data_settings import (
-    BurgersData,
-    BurgersRule,
-    CountData,
-    CountRule,
-    Data,
-    DivergenceData,
-    DivergenceRule,
-    FluxData,
-    FluxRule,
-    OwnData,
-    OwnRule,
-    PeriodicData,
-    PeriodicRule,
-    Rule,
-)
+from namm.constraints import Constraint
+from namm.datasets import Dataset
+from namm.experiments.engine.data_settings import Data, Rule
 from namm.experiments.engine.settings import (
     DiffusionSettings,
     MapSettings,
@@ -45,6 +26,7 @@ from namm.experiments.engine.settings import (
     WeightSettings,
 )
 from namm.experiments.engine.settings_file import plain
+from namm.experiments.engine.user_rule import blamed_on
 from namm.generative import (
     DDIM,
     VAE,
@@ -62,7 +44,6 @@ from namm.generative.samplers import Sampler
 from namm.generative.schedules import Prediction
 from namm.maps import ICNN, MirrorMap, ResNet
 from namm.numerics import fold
-from namm.simulators.burgers import Step, crank_nicolson, euler
 from namm.training.objectives import (
     FixedNoise,
     NoiseLevel,
@@ -73,14 +54,6 @@ from namm.training.objectives import (
     identity_regulariser,
 )
 
-DATASETS: dict[type[Data], type[Dataset]] = {
-    BurgersData: BurgersTrajectories,
-    PeriodicData: UnitCells,
-    DivergenceData: KolmogorovFlow,
-    CountData: Galaxies,
-    FluxData: BlackHoles,
-}
-STEPS: dict[str, Step] = {"crank-nicolson": crank_nicolson, "euler": euler}
 NOISES: dict[str, type[UniformNoise] | type[FixedNoise]] = {"uniform": UniformNoise, "fixed": FixedNoise}
 REGULARISERS: dict[str, Regulariser] = {"gradient": gradient_regulariser, "identity": identity_regulariser}
 PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v": Velocity()}
@@ -93,9 +66,6 @@ SAMPLERS: dict[str, Callable[[int], Sampler]] = {
     "unipc": UniPC,
 }
 
-COUNTER = "counter.safetensors"
-"""In the stage `data`: the network that counts, where the run has trained its own."""
-
 
 def device() -> torch.device:
     """Where models run. Under torchrun the first call is for all processes together: they meet in it."""
@@ -105,12 +75,12 @@ def device() -> torch.device:
 
 def dataset(data: Data) -> Dataset:
     """The recipe that draws the images."""
-    if isinstance(data, OwnData):
-        return own.images(data)
-    if type(data) not in DATASETS:
-        known = ", ".join(_short(kind) for kind in DATASETS)
-        raise UsageError(f"this version cannot draw the data of {_short(type(data))!r} yet; it can draw {known}.")
-    return DATASETS[type(data)](**data.recipe)
+    return data.build()
+
+
+def constraint(rule: Rule) -> Constraint:
+    """ℓ by itself, where it was made; the rule of a run is `rule_of`."""
+    return rule.build()
 
 
 def rule_of(data: Data, folder: Callable[[str], Path], where: torch.device | str | None = None) -> Constraint:
@@ -121,46 +91,12 @@ def rule_of(data: Data, folder: Callable[[str], Path], where: torch.device | str
         folder: Gives the folder of a stage by its name; asked for `data` alone, and only by a rule that lies there.
         where: Another device.
     """
-    rule = data.rule
-    if isinstance(rule, CountRule) and not rule.counter:
-        rule = replace(rule, counter=str(folder("data") / COUNTER))
-    return placed(constraint(rule), where)
+    return placed(constraint(data.rule_in(lambda: folder("data"))), where)
 
 
 def placed(rule: Constraint, where: torch.device | str | None = None) -> Constraint:
     """The rule itself, in evaluation mode and without gradients of its weights, where models run or elsewhere."""
     return rule.eval().requires_grad_(False).to(device() if where is None else where)
-
-
-def constraint(rule: Rule) -> Constraint:
-    """ℓ by itself, where it was made; the rule of a run is `rule_of`."""
-    match rule:
-        case FluxRule():
-            return TotalFlux(rule.total)
-        case DivergenceRule():
-            return DivergenceFree(**plain(rule))
-        case PeriodicRule():
-            return Periodic((rule.tiles, rule.across or rule.tiles))
-        case CountRule():
-            return Count(_counter(rule), rule.count)
-        case BurgersRule():
-            return Burgers(**plain(rule) | {"step": STEPS[rule.step]})
-        case OwnRule():
-            return own.known_rule(rule)
-    raise UsageError(
-        f"this version does not have the rule of {_short(type(rule))!r} yet; "
-        "it has flux, burgers, divergence, periodic, count."
-    )
-
-
-def _counter(rule: CountRule) -> Counter:
-    if not rule.counter:
-        raise UsageError(
-            "the rule 'count' needs a network that counts: `namm run count` trains one and keeps it as "
-            f"data/{COUNTER} in its folder, `namm train counter -o {COUNTER}` trains one alone. Pass the file as "
-            "--counter FILE (to `namm run` and `namm sweep`, --data.counter FILE)."
-        )
-    return Counter.load(rule.counter)
 
 
 def mirror(settings: MapSettings, channels: int) -> MirrorMap:
@@ -219,28 +155,16 @@ def check(settings: Settings) -> None:
 
     All of it on the CPU: the main process does this alone, and to ask for the `device` is for all together.
     """
-    images, data = dataset(settings.data), settings.data
-    rule = placed(_rule_to_try(data), "cpu")
+    images, code = dataset(settings.data), settings.data.rule.named_code
+    rule = placed(settings.data.rule_to_try(), "cpu")
     maps = mirror(settings.map, images.shape[0])
     model = diffusion(settings.mdm.network, settings.mdm.diffusion, images.shape, settings.mdm.train.seed)
     with torch.no_grad():
         y = maps.to_mirror(torch.zeros(1, *images.shape))
         x = maps.to_data(y)
-        with own.blamed_on(data.constraint) if isinstance(data, OwnData) else nullcontext():
+        with blamed_on(code) if code else nullcontext():
             rule(x)
         model.loss(y)
-
-
-def _rule_to_try(data: Data) -> Constraint:
-    """ℓ before the run has begun: a counter that is yet to be trained has its first weights.
-
-    Refused where the images to train it on cannot be drawn.
-    """
-    if not isinstance(data, CountData) or data.counter:
-        return constraint(data.rule)
-    for label in data.labels:
-        dataset(replace(data, count=label))
-    return Count(Counter(data.size), data.count)
 
 
 @contextmanager
@@ -249,8 +173,3 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fold(seed, "init"))
         yield
-
-
-def _short(kind: type[Any]) -> str:
-    """The experiment that a class of settings is of."""
-    return kind.__name__.removesuffix("Data").removesuffix("Rule").lower()

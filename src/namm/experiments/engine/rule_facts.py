@@ -22,8 +22,8 @@ from torch import Tensor
 from namm.constraints import Constraint, DivergenceFree
 from namm.constraints.burgers import Burgers
 from namm.errors import RunFolderError, UntrustedRuleError
-from namm.experiments.data_settings import Data, OwnRule
 from namm.experiments.engine import build
+from namm.experiments.engine.data_settings import Data
 from namm.files import write_atomically, write_json
 from namm.generative.sample_file import SampleFile
 from namm.report.figures import Array, View
@@ -146,7 +146,7 @@ def report_rule(data: Data, folder: Callable[[str], Path], evaluated: Path | Non
         folder: Gives the folder of a stage by its name.
         evaluated: The folder of the stage `evaluate`, where that is complete.
     """
-    if not isinstance(data.rule, OwnRule):
+    if not data.rule.named_code:
         return build.rule_of(data, folder, "cpu")
     kept = None if evaluated is None else read_facts(evaluated)
     if kept is not None:

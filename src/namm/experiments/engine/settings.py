@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from namm.errors import UsageError
-from namm.experiments.data_settings import Data
+from namm.experiments.engine.data_settings import Data
 from namm.training.settings import SCORE_SETTINGS, TrainSettings
 
 # The map

@@ -17,8 +17,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from namm.errors import UsageError
-from namm.experiments.data_settings import PLACE
-from namm.experiments.presets import EXPERIMENTS, OWN, PRESETS, Preset, preset, require_name
+from namm.experiments.engine.data_settings import PLACE
+from namm.experiments.presets import Preset, preset, require_name
 from namm.files import differences
 
 HEADER = "# Settings of a run of namm. `namm run --config THIS_FILE` uses them again.\n"
@@ -75,10 +75,7 @@ def from_yaml(text: str, place: str = "settings") -> Preset:
         raise UsageError(f"{place} does not say which experiment it is for: add a line `experiment: NAME`.")
     content = dict(content)
     try:
-        names = [str(content.pop(key, "demo")) for key in ("experiment", "preset")]
-        require_name(names[0], (*EXPERIMENTS, OWN), "experiment")
-        require_name(names[1], PRESETS, "preset")
-        base = preset(*names)
+        base = preset(*(str(content.pop(key, "demo")) for key in ("experiment", "preset")))
         return replace(base, settings=_update(base.settings, content, ""))
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from error

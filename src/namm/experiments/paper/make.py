@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from namm.errors import DataError, Interrupted, RunFolderError, UsageError
-from namm.experiments.data_settings import CountData
+from namm.experiments.count import COUNTER, CountData, make_counter
 from namm.experiments.engine.processes import world
 from namm.experiments.engine.run import Tell
 from namm.experiments.engine.stages import stages_until
@@ -15,9 +15,6 @@ from namm.experiments.paper.output import Shown, write
 from namm.experiments.paper.runs_needed import Base
 from namm.experiments.sweeps.cell import Cell, CellOutcome, Jobs, Where, in_one_line
 from namm.experiments.sweeps.link_stages import run_sharing
-
-COUNTER = "counter.safetensors"
-"""In the folder of all runs: the network that counts, which the rule of `count` needs."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def _measured(item: Item, outcome: CellOutcome, tell: Tell, progress: bool) -> C
 
 
 def _with_counter(cell: Cell, out: Path) -> Cell:
-    """The cell with the network of all cells where it needs one that counts and names none."""
+    """The cell with the network in `out`, which all cells share, where it needs one that counts and names none."""
     data = cell.preset.settings.data
     if not isinstance(data, CountData) or data.counter:
         return cell
@@ -109,13 +106,7 @@ def _require_counter(cell: Cell, out: Path, tell: Tell, progress: bool) -> None:
     data, path = cell.preset.settings.data, (out / COUNTER).resolve()
     if isinstance(data, CountData) and data.counter == str(path) and not path.exists():
         tell(f"training the network that counts galaxies, {path}")
-        _train_counter(data, path, progress)
-
-
-def _train_counter(data: CountData, path: Path, progress: bool) -> None:
-    from namm.experiments.engine.stages.data import make_counter
-
-    make_counter(data, path, progress=progress)
+        make_counter(data, path, progress=progress)
 
 
 def _waits_for_inception(cell: Cell, out: Path) -> bool:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from namm.experiments.engine.experiment import Reported, Scores
 from namm.experiments.paper.measurements import by_experiment, complete, metrics
 from namm.experiments.paper.output import Shown, Table, Value, over_seeds
-from namm.experiments.presets import Reported, Scores
 from namm.experiments.sweeps.cell import CellOutcome
 from namm.report.contents import ROWS
 

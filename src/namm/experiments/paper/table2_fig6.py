@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from namm.experiments.engine.experiment import Reported
 from namm.experiments.engine.run_parts import device
 from namm.experiments.engine.settings_file import plain
 from namm.experiments.engine.stages.report import view_of
@@ -29,7 +30,7 @@ from namm.experiments.paper.output import Shown, Table, Value, over_seeds
 from namm.experiments.paper.reported import TABLE2, Triple
 from namm.experiments.paper.runs_needed import SIGMAS, WEIGHTS
 from namm.experiments.paper.table1 import FIGURES, no_kid
-from namm.experiments.presets import Reported, preset
+from namm.experiments.presets import preset
 from namm.experiments.sweeps.cell import Cell, CellOutcome
 from namm.files import write_json
 from namm.generative.sample_file import SampleFile

@@ -1,14 +1,12 @@
-"""The stage `data`: the images of an experiment in one HDF5 file, and the network that counts where one is needed."""
+"""The stage `data`: the images of an experiment in one HDF5 file, and what its rule needs beside them."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from namm.constraints import Constraint, Counter
+from namm.constraints import Constraint
 from namm.constraints.contract import check_at
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import check_values
-from namm.experiments.data_settings import CountData
 from namm.experiments.engine import build
 from namm.experiments.engine.processes import alone
 from namm.experiments.engine.stages import Outcome, Work
@@ -19,42 +17,15 @@ CHECKED = 256
 
 
 def make_data(work: Work) -> Outcome:
-    """Draw the images, train the network that counts, or go on with either, and measure how well the rule is kept.
+    """Draw the images, prepare the rule, or go on with either, and measure how well the rule is kept.
 
     What cannot be trained on is refused here: constant images, a broken rule, a rule that does not notice σ_max.
-    What the network's training takes is compute of neither side: the rule is given to both.
     """
-    data, found, files = work.settings.data, {}, [FILE]
+    data = work.settings.data
     alone(lambda: _draw(work))
-    if isinstance(data, CountData) and not data.counter:
-        counter = make_counter(data, work.folder / build.COUNTER, progress=work.progress)
-        found, files = {"counter_error": counter.facts["error"]}, [FILE, build.COUNTER]
+    made = data.prepare_rule(work.folder, progress=work.progress)
     rule = build.rule_of(data, lambda _: work.folder)
-    return Outcome(alone(lambda: _measured(work, rule)) | found, tuple(files))
-
-
-def make_counter(data: CountData, path: Path, *, progress: bool = True) -> Counter:
-    """The counter that `data` describe, trained, trained further or read back; every process calls this."""
-    from namm.training.counter import COUNTER_SETTINGS, train_counter
-
-    asked = data.counter_training
-    settings = replace(
-        COUNTER_SETTINGS,
-        budget=asked.budget,
-        batch_size=asked.batch_size,
-        warmup_steps=asked.warmup_steps,
-        seed=asked.seed,
-    )
-    return train_counter(
-        path,
-        size=data.size,
-        labels=data.labels,
-        n_train=asked.n_train,
-        n_val=asked.n_val,
-        settings=settings,
-        like={name: value for name, value in data.recipe.items() if name not in ("size", "count")},
-        progress=progress,
-    )
+    return Outcome(alone(lambda: _measured(work, rule)) | made.results, (FILE, *made.files))
 
 
 def images_file(folder: Path) -> Path:

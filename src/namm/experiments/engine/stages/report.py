@@ -20,7 +20,7 @@ from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.errors import NammError, RunFolderError
 from namm.evaluation.milestone import Milestone
-from namm.experiments.data_settings import OwnRule
+from namm.experiments.engine.experiment import UNREPORTED, Reported, Scores
 from namm.experiments.engine.folder import SETTINGS, is_done, now, read_record
 from namm.experiments.engine.judgement import METRICS, judge_rows, run_verdict
 from namm.experiments.engine.rule_facts import (
@@ -41,8 +41,7 @@ from namm.experiments.engine.stages.map import TRAINING
 from namm.experiments.engine.stages.model import EQUAL_COMPUTE
 from namm.experiments.engine.stages.samples import TRAIN
 from namm.experiments.engine.status import stage_states
-from namm.experiments.presets import Preset, Reported, Scores, preset
-from namm.experiments.reported import UNREPORTED
+from namm.experiments.presets import Preset, preset
 from namm.files import write_atomically
 from namm.generative.sample_file import SampleFile
 from namm.report.contents import Contents, Cost, Paper, Row, StageLine
@@ -112,7 +111,7 @@ def collect(run: Path) -> Contents:
     stages = _stages(run, chosen)
     done = {stage.name: run / stage.name for stage in stages if stage.state == "complete"}
     about = chosen.settings.data.rule
-    place = RESIDUAL if isinstance(about, OwnRule) else "the rule"
+    place = RESIDUAL if about.named_code else "the rule"
     rule = attempt(place, lambda: report_rule(chosen.settings.data, run.joinpath, done.get("evaluate")), None)
     facts = facts_of(rule) if isinstance(rule, Constraint) else rule
     view = View() if facts is None else facts.view
