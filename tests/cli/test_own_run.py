@@ -272,7 +272,7 @@ def test_a_residual_that_fails_in_the_report_costs_its_pictures_alone(mine, namm
     code, said = namm("report", "own")
     assert code == 0, said
     page = (mine / "runs/own/report/report.html").read_text()
-    assert page.count("the rule&#x27;s residual: RuntimeError: only two images at a time") == 1
+    assert page.count("the rule&#39;s residual: RuntimeError: only two images at a time") == 1
     assert len(re.findall(r"<data", page)) > 30
 
 

@@ -193,7 +193,7 @@ def _check_evidence(evidence: Evidence, image: Tensor) -> None:
 
 
 def _check_rules(constraint: Constraint | None, guidance: Guidance, image: Tensor) -> None:
-    """Refuse a rule, one that measures or one that guides, that does not fit the image."""
+    """Bring the rules that measure and that guide to the image, and refuse one that does not fit it."""
     guiding = guidance.constraint if isinstance(guidance, DPSGuidance | LikelihoodGuidance) else None
     for rule in (constraint, guiding):
         if rule is None:
@@ -203,7 +203,7 @@ def _check_rules(constraint: Constraint | None, guidance: Guidance, image: Tenso
                 f"{rule!r} is not a Constraint; make one of a function with namm.constraints.constraint(fn)."
             )
         with torch.enable_grad():
-            distance = rule(image.clone().requires_grad_())
+            distance = rule.to(image.device)(image.clone().requires_grad_())
         if rule is guiding and not distance.requires_grad:
             raise UsageError(
                 f"{rule.name} cannot guide: its distance does not depend on the image differentiably. "
