@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime
 TEST    := $(VENV)/.test
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test   set up, then run the whole test suite"
 	@echo "make lint   ruff and mypy"
 	@echo "make format let ruff rewrite the sources"
+	@echo "make wheel  build a wheel, install it in an environment of its own and run namm demo --quick"
 	@echo "make clean  remove the virtual environment and caches"
 
 $(BIN)/pip:
@@ -44,5 +45,12 @@ format: $(TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+wheel: $(BIN)/pip
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps -w build/wheel .
+	$(PYTHON) -m venv build/wheel/env
+	build/wheel/env/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/*.whl
+	cd build/wheel && env/bin/namm demo --quick --out demo
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
