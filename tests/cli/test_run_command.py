@@ -95,7 +95,6 @@ def test_settings_of_a_run_are_read_back(namm, tmp_path):
         (["burgers", "--until", "map", "--data.tiles", "3"], "--data.tiles"),
         (["burgers", "--until", "map", "--config", "none.yaml"], "none.yaml cannot be read"),
         (["--until", "map"], "which experiment?"),
-        (["count", "--until", "map"], "train one with `namm train counter -o counter.safetensors`"),
         (["periodic", "--until", "map", "--data.size", "33"], "cannot be cut into 2 tiles"),
     ],
 )
