@@ -145,7 +145,7 @@ def reported(monkeypatch):
     """The contents of the reports that are written; drawing them takes seconds."""
     found = []
     monkeypatch.setattr(
-        "namm.experiments.engine.stages.report.report", lambda contents: found.append(contents) or "drawn"
+        "namm.experiments.engine.stages.report.render_page", lambda contents: found.append(contents) or "drawn"
     )
     return found
 

@@ -113,7 +113,7 @@ def test_a_rule_that_sigma_max_does_not_wake_and_constant_images_end_the_stage_d
     x = recipe.block(chosen.settings.data.seed, "train", 0)
     most = float(x.abs().max() + 6 * max(sigma, 0.1 * x.std()))
     bounded = constraint(lambda x: (x.abs() - most).clamp(min=0).mean((1, 2, 3)), name="bounded")
-    monkeypatch.setattr("namm.experiments.engine.stages.data.constraint", lambda rule: bounded)
+    monkeypatch.setattr("namm.experiments.engine.build.constraint", lambda rule: bounded)
     with pytest.raises(ConstraintError, match=r"bounded is inactive: .* or take more noise: map\.sigma_max"):
         run(chosen, tmp_path / "inactive", tell=lambda line: None, progress=False)
     monkeypatch.setattr(type(recipe), "blocks", lambda self, seed, split, ks: (torch.full_like(x, 0.3) for _ in ks))

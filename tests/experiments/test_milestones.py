@@ -99,7 +99,7 @@ def test_the_lines_of_a_run_say_what_each_stage_cost(whole_run, tiny_preset, tmp
     for stage in ("map", "mdm", "samples", "finetune", "dm"):
         assert f"done before  compute {read_record(folder / stage).compute_seconds:.1f} s, " in said[stage]
     results = read_record(folder / "evaluate").results
-    assert said["evaluate"].endswith(f"compute {results['compute']}")
+    assert said["evaluate"].endswith(f"compute {results['compute']}, verdict {results['verdict']}")
     assert f"distance baseline half way {results['distance_baseline_half_way']:.3g}" in said["evaluate"]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from namm._version import __version__
 from namm.experiments.engine.folder import RECORD, now, read_record
 from namm.experiments.paper.items import Item
 from namm.experiments.paper.runs_needed import seed_of
@@ -152,7 +153,7 @@ def provenance(outcomes: Sequence[CellOutcome]) -> dict[str, Any]:
         "seeds": sorted({seed_of(cell) for cell in cells}),
         "cells": {outcome.cell.name: "complete" if outcome.error is None else "missing" for outcome in outcomes},
         "runs made by namm": sorted(set().union(*(_versions(outcome.folder) for outcome in outcomes))),
-        "shown by": f"namm {version('namm')}, torch {version('torch')}, Python {platform.python_version()}",
+        "shown by": f"namm {__version__}, torch {version('torch')}, Python {platform.python_version()}",
         "shown (UTC)": now(),
     }
 
