@@ -46,7 +46,7 @@ KINDS = {
     "optimiser": re.compile(r"multi_tensor_apply"),
     "copies": re.compile(r"memcpy|memset|copy", re.IGNORECASE),
 }
-"""Of kernels that are not matrix products, by what their names match first."""
+"""Kinds of kernels that are not matrix products, by what their names match first."""
 SECONDS = 4.0
 """That a training is timed for, about."""
 BUSY = 0.7
@@ -64,7 +64,7 @@ class Figures:
 
 
 def median_seconds(call: Callable[[], object], device: torch.device, enough: float = 0.3) -> float:
-    """Of a warm call: the median of five groups of `enough` seconds, or one call that takes longer than them all."""
+    """Seconds of a warm call: the median of five groups of `enough` seconds, or one call that takes longer than them all."""
 
     def once(calls: int) -> float:
         start = clock(device)
@@ -264,7 +264,7 @@ def flops(call: Callable[[Tensor], object], shape: tuple[int, int, int]) -> floa
 
 
 def peak_tflops(bench: Bench) -> float:
-    """Of a product of large bfloat16 matrices."""
+    """Rate of a product of large bfloat16 matrices."""
     n = 256 if bench.quick else 8192
     a, b = (torch.randn(n, n, device=bench.device, dtype=torch.bfloat16) for _ in range(2))
     torch.mm(a, b)

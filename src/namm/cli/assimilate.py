@@ -65,7 +65,7 @@ class Assimilate:
     precision: Precision = "auto"
     """How a GPU computes: bf16 where it has it, unless told otherwise."""
     seed: int = 0
-    """Of the samples, and of the noise on the observations."""
+    """Seed of the samples and of the noise on the observations."""
     out: Annotated[Path, arg(aliases=["-o"])] = Path("assimilation.h5")
     """File to write."""
 

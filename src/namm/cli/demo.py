@@ -14,7 +14,7 @@ class Demo:
     out: Path = Path("runs/demo")
     """Folder of the run; one that was interrupted goes on, a finished one is read back."""
     seed: int = 0
-    """Of data, trainings and samples."""
+    """Seed of data, trainings and samples."""
     quick: bool = False
     """Shrink everything to seconds: to see that it works here, not how well."""
 

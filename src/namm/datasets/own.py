@@ -41,7 +41,7 @@ from namm.numerics import generator
 HASH = 16
 """Hexadecimal digits of a hash: enough to tell one file from another."""
 SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
-"""Of an array that several splits are taken from."""
+"""Shares of an array that several splits are taken from."""
 LEAST = {"train": 2, "val": 1, "test": 2}
 """Images that a split needs: those to train on and those to evaluate with are compared in subsets."""
 GROUP_BYTES = 512 * 2**20

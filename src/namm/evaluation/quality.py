@@ -56,7 +56,7 @@ class DistanceSummary:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean, if the images are independent."""
+        """Standard error of the mean, if the images are independent."""
         return self.std / self.n**0.5
 
     def cd(self, weight: float) -> float:

@@ -54,7 +54,7 @@ class BurgersData(Data):
     length: float = BurgersRule.length
     """Distance between the first and the last grid point."""
     correlation_length: float = 0.2
-    """Of the initial states, on [−1, 1]."""
+    """Correlation length of the initial states, on [−1, 1]."""
     flipped: bool = BurgersRule.flipped
     """Whether row 0 is the largest x, as in the paper's images."""
 

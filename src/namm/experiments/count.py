@@ -59,7 +59,7 @@ class CounterTraining:
     warmup_steps: int = 100
     """Steps in which the rate rises to its largest."""
     seed: int = 0
-    """Of its images and of its training; runs that differ in other seeds are judged by one rule."""
+    """Seed of its images and of its training; runs that differ in other seeds are judged by one rule."""
 
     def __post_init__(self) -> None:
         if min(self.n_train, self.n_val) < 1:
@@ -83,7 +83,7 @@ class CountData(Data):
     peak: float = 10.0
     """Largest peak of a galaxy."""
     signal_to_noise: float = 15.0
-    """Of the faintest galaxy, in decibels against the background's variance."""
+    """Signal-to-noise ratio of the faintest galaxy, in decibels against the background's variance."""
     separation: float = 5.0
     """Smallest distance between two centres in pixels."""
     counter: str = ""

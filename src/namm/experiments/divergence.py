@@ -45,7 +45,7 @@ class DivergenceData(Data):
     forcing: float = 1.0
     """Magnitude of the forcing."""
     wavenumber: int = 4
-    """Of the forcing, and where the initial fields have their energy."""
+    """Wavenumber of the forcing, and where the initial fields have their energy."""
     damping: float = 0.1
     """Linear drag."""
     max_speed: float = 3.0

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 NUMBERS = 2**10
-"""Of a program, about."""
+"""Numbers that one program of the kernel handles, about."""
 
 
 @triton.jit

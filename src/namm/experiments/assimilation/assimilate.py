@@ -48,9 +48,9 @@ PAPER_ZETA, PAPER_WEIGHT, PAPER_SAMPLES, PAPER_STEPS = 0.1, 200.0, 32, 1000
 DEFAULTS = {"dps": (PAPER_ZETA, PAPER_WEIGHT), "likelihood": (1.0, 2000.0)}
 """ζ and w, by guidance."""
 LEVEL, FEWEST = 0.9, 19
-"""Of the coverage, and the fewest samples that have such an interval."""
+"""Level of the coverage, and the fewest samples that have such an interval."""
 PIXELS, MOST = 2**19, 256
-"""Of all images made together, unless somebody chooses: a gradient needs several times the memory of a sample."""
+"""Pixels of the images made together when no batch size is given: a gradient needs several times a sample's memory."""
 
 
 @dataclass(frozen=True)

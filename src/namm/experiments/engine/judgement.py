@@ -10,7 +10,7 @@ from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run_parts import is_complete
 
 METRICS = "metrics.json"
-"""Of the stage `evaluate`: every row's scores, the verdicts, and what both sides cost."""
+"""What the stage `evaluate` measured: every row's scores, the verdicts, and what both sides cost."""
 
 
 def judge_rows(

@@ -29,7 +29,7 @@ class ForwardSettings:
     strong_convexity: float = 0.9
     """α in g(x) = (1 − α) ∇P(x) + α x."""
     negative_slope: float = 0.2
-    """Of the leaky ReLU."""
+    """Slope of the leaky ReLU below zero."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class WeightSettings:
     constraint: float = 1.0
     """λ_constr."""
     cycle: float = 0.5
-    """Of either half of the cycle loss."""
+    """Weight of either half of the cycle loss."""
     regulariser: float = 1e-3
     """λ_reg."""
 
@@ -100,7 +100,7 @@ class NetworkSettings:
     filters: int = 64
     """Channels at the full resolution."""
     multipliers: tuple[int, ...] = (1, 2, 2, 2)
-    """Of the channels, one per resolution."""
+    """Multiples of `filters`, one per resolution."""
     blocks: int = 4
     """Residual blocks per resolution."""
     attention: tuple[int, ...] = (16,)

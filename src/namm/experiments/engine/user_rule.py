@@ -18,7 +18,7 @@ from namm.experiments.engine.trust import allow, require_trusted
 from namm.experiments.presets import require_name
 
 _files: dict[str, Path | None] = {}
-"""Of the modules that rules were loaded from, by name."""
+"""Files of the modules that rules were loaded from, by name."""
 
 
 def load_rule(name: str, folder: str = "") -> Constraint:

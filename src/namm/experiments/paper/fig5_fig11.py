@@ -37,7 +37,7 @@ FILE, SCORES, PICTURES = "assimilation.h5", "scores.json", "pictures.npz"
 SETTINGS = [Setting(method, weight=PAPER_WEIGHT if method == "cg-dps" else 0.0) for method in METHODS]
 """The paper's, of Fig. 5."""
 ZETAS, WEIGHTS, SAMPLES = (0.001, 0.01, 0.1), (50.0, 200.0), 8
-"""Of Fig. 11: the paper's ζ and smaller ones, and samples of each setting."""
+"""Settings of Fig. 11: the paper's ζ and smaller ones, and samples of each setting."""
 FEW_STEPS = 200
 """In place of 1000 where the preset is a demonstration."""
 NEEDS = ("data", "mdm", "finetune", "dm")

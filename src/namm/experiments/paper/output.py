@@ -65,7 +65,7 @@ class Table:
 
     @property
     def titles(self) -> list[str]:
-        """Of the columns."""
+        """Titles of the columns."""
         return list(self.formats)
 
     def markdown(self) -> str:

@@ -36,7 +36,7 @@ EVALUATED = ("distance_ours", "distance_baseline", "mmd_ours", "mmd_baseline")
 """Mean ℓ and √MMD² of the method and of the baseline, shown wherever the stage `evaluate` is complete."""
 
 Values = Mapping[str, Any]
-"""Of the settings that are varied, by name."""
+"""Values of the settings that are varied, by name."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from namm.formatting import format_number
 
 VALUES, DEVIATIONS = "viridis", "RdBu_r"
 OURS, BASELINE, OTHER, DATA = "#1b9e77", "#d95f02", "#7570b3", "#7f7f7f"
-"""Of the method, the baseline, a variant and the data, in every figure; they hold on light and on dark ground."""
+"""Colours of the method, the baseline, a variant and the data in every figure; legible on light and on dark ground."""
 WIDTH = 4.4  # inches
 CLIPPED = 0.005  # of all pixels lie beyond either end of a colour scale
 BINS = 40

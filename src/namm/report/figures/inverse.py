@@ -147,7 +147,7 @@ def guidance_figure(tried: Sequence[Tried], *, signed: bool = True, label: str =
 
 
 def colours(names: Sequence[str]) -> dict[str, Any]:
-    """Of each method; of several that differ in a weight alone, darker for the larger."""
+    """Colour of each method; darker for the larger weight where methods differ in a weight alone."""
     found: dict[str, Any] = {}
     for start, colour in COLOURS.items():
         own = [name for name in names if name == start or name.startswith(f"{start}-")]
@@ -231,7 +231,7 @@ def _curves(part: Any, tried: Sequence[Tried], names: Sequence[str]) -> None:
 
 
 def _residual(method: Reconstruction) -> Array | None:
-    """Of the first sample, (H′, W′)."""
+    """Residual of the first sample, (H′, W′)."""
     if method.residuals is None:
         return None
     picture = as_picture(method.residuals[0], method.samples[0])

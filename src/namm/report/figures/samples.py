@@ -131,7 +131,7 @@ def _residual_pictures(method: Method) -> Array | None:
 
 
 def _height(pictures: Array) -> float:
-    """Of a row of them, in inches."""
+    """Height of a row of pictures in inches."""
     count, height, width = pictures.shape
     return (WIDTH - BAR) * height / (width * count)
 

@@ -37,7 +37,7 @@ from namm.training.checkpoint import PATTERN, read
 from namm.training.train_map import load_weights
 
 FOLDER = "milestones"
-"""Of the snapshots in a training's folder, and of their samples in the evaluation's."""
+"""Name of the snapshots' folder in a training, and of that of their samples in the evaluation."""
 
 
 def milestones(

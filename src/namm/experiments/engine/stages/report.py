@@ -208,7 +208,7 @@ def _row(name: str, values: Mapping[str, Any], reported: Reported, paper: Scores
 
 
 def _methods(done: Mapping[str, Path], residual: Callable[[str, Tensor], Array | None]) -> Methods:
-    """Of either method the first samples, and the worst ones."""
+    """The first and the worst samples of either method."""
     if "evaluate" not in done:
         return (), ()
     methods: dict[str, list[Method]] = {FIRST: [], WORST: []}
