@@ -28,7 +28,7 @@ from run_lengths import TIMES, folder_name, lengthened
 
 Rows = dict[str, Any]
 SAMPLES = 640
-"""Of each model to judge by, at most: three seeds of the demo are then through in 25 minutes on 2 cores."""
+"""Samples of each model to judge by, at most: three seeds of the demo are then through in 25 minutes on 2 cores."""
 LABELS = {
     "data": "data (floor)",
     "mdm": "MDM + f",

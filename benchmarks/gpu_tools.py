@@ -64,7 +64,7 @@ class Figures:
 
 
 def median_seconds(call: Callable[[], object], device: torch.device, enough: float = 0.3) -> float:
-    """Seconds of a warm call: the median of five groups of `enough` seconds, or one call that takes longer than them all."""
+    """Seconds of a warm call: the median of five groups of `enough` seconds, or one call that takes longer than all."""
 
     def once(calls: int) -> float:
         start = clock(device)
