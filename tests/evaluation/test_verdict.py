@@ -140,7 +140,10 @@ def test_rows_of_the_first_version_can_be_judged():
         ({"distance_map": 1.11e-2}, "no gain"),
         ({"cycle_error": 0.11}, "no gain"),
         ({"cycle_error": 0.51}, "collapsed"),
-        ({"total_variation": 1.2}, "no gain"),
+        ({"total_variation": 1.49}, "works"),
+        ({"total_variation": 1.51}, "no gain"),
+        ({"total_variation": 0.66}, "no gain"),
+        ({"spread": 1.6}, "no gain"),
         ({"total_variation": 22.0}, "no gain"),  # an f that has learned nothing passes the noise on
         ({"total_variation": 0.4}, "collapsed"),
         ({"total_variation": math.nan}, "collapsed"),

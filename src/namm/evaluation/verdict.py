@@ -13,8 +13,10 @@ Where there is no baseline, a map is judged by itself, on held-out images with n
 
     collapsed   spread < 0.7 or total variation < 0.5 of the data's, or a cycle error above 0.5
     works       f leaves at most half of the ℓ that noise adds, the cycle error is at most 0.1,
-                total variation and spread are within 15 % of the data's
+                total variation and spread are from 2/3 to 3/2 of the data's
     no gain     anything else, an f that passes the noise on among it
+
+The last are wider than for samples, because σ_max is the most noise that f is ever given.
 
 Errors are bootstrap errors: of a mean ℓ in closed form, of √MMD² by resampling images (`mmd_error`).
 """
@@ -38,6 +40,8 @@ CLOSE = 0.15
 """Deviation of total variation and spread from the data's that is none."""
 LEFT, CYCLE, LOST_CYCLE = 0.5, 0.1, 0.5
 """Share of the noise's ℓ that a useful f leaves; cycle errors of a map that works, and of one that loses images."""
+MAP_RANGE = (2 / 3, 3 / 2)
+"""Total variation and spread over the data's of a map that works, with noise of σ_max."""
 ERRORS = 2.0
 """Standard errors within which two figures are the same."""
 
@@ -293,8 +297,9 @@ def judge_map(figures: Mapping[str, Any]) -> Verdict:
         ),
         Finding(cycle <= CYCLE, f"the cycle error |x − f(g(x))| is {cycle:.2g} of |x| ({CYCLE:g} or less is right)."),
         Finding(
-            abs(variation - 1) <= CLOSE and abs(spread - 1) <= CLOSE,
-            f"total variation is {variation:.2f} and spread {spread:.2f} of the data's (within {CLOSE:.0%} is right).",
+            all(MAP_RANGE[0] <= ratio <= MAP_RANGE[1] for ratio in (variation, spread)),
+            f"with noise of σ_max total variation is {variation:.2f} and spread {spread:.2f} of the data's "
+            f"({MAP_RANGE[0]:.2f} to {MAP_RANGE[1]:g} is right).",
         ),
     ]
     lost = _loss_of_images(min(variation, 1.0), spread)  # noise that f passes on hides the images, but loses none
@@ -312,9 +317,9 @@ def _map_cures(outcome: Outcome, left: float, cycle: float, variation: float, sp
     if outcome == "works":
         return ()
     steps = []
-    if max(variation, spread) > 1 + CLOSE:
+    if max(variation, spread) > MAP_RANGE[1]:
         steps.append("use less noise (map.sigma_max): f passes it on, so it is large for these images.")
-    elif not min(variation, spread) >= 1 - CLOSE:
+    elif not min(variation, spread) >= MAP_RANGE[0]:
         steps.append("give the rule less weight (map.weights.constraint): f smooths the images to keep it.")
     if not cycle <= CYCLE:
         steps.append("train the map longer (map.train.budget), or give the cycle more weight (map.weights.cycle).")
