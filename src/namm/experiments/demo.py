@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from namm.evaluation.milestone import Milestone, half_way
+from namm.evaluation.verdict import Verdict
 from namm.experiments.burgers import BurgersData
 from namm.experiments.engine.folder import SETTINGS, Record, is_done
 from namm.experiments.engine.judgement import METRICS, run_verdict
@@ -77,9 +78,11 @@ def demo(folder: str | Path, *, seed: int = 0, quick: bool = False, tell: Tell =
     for k, stage in enumerate(stages, 1):
         tell("\n" + _filled(f"{k} of {len(stages)}, {stage.name}{_budget(settings, stage.name)}: {ABOUT[stage.name]}"))
         before = is_done(folder / stage.name, keys[stage.name])
-        # Seconds of training make no map worth going on with, and a quick run is not there to judge one.
-        record = run(chosen, folder, until=stage.name, tell=_silent, progress=progress, force=quick)[stage.name]
+        # It goes to its end whatever comes of it: budgets are minutes, and on a busy machine a map may be poor.
+        record = run(chosen, folder, until=stage.name, tell=_silent, progress=progress, force=True)[stage.name]
         tell(_filled(f"{'done before, ' if before else ''}{_outcome(stage.name, record)}.", "    "))
+        if stage.gate and record.verdict is not None:
+            tell(_filled(f"The verdict on it is {Verdict.from_json(record.verdict).headline}", "    "))
     verdict = run_verdict(folder)
     assert verdict is not None  # the evaluation is complete
     tell("\n" + "\n".join(_filled(line, "    " if k else "") for k, line in enumerate(verdict.lines())))
