@@ -151,7 +151,7 @@ def draw(cells: Sequence[CellOutcome], contents: "Contents", results: Path) -> N
 
 
 def _real(cell: CellOutcome, contents: "Contents", beside: "Method") -> "Method":
-    """As many real images, with residuals where the samples beside them have some."""
+    """Real images, as many as the samples beside them, with residuals where those have some."""
     import torch
 
     from namm.experiments.engine import build

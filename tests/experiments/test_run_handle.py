@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import namm
-from namm.errors import RunFolderError
+from namm.errors import UsageError
 from namm.experiments.engine.run_parts import Trained
 
 
@@ -41,7 +41,7 @@ def test_it_introduces_itself(run, whole_run):
 
 def test_what_is_not_there_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunFolderError, match="there is no run 'nowhere'"):
+    with pytest.raises(UsageError, match="there is no run 'nowhere'"):
         namm.Run("nowhere")
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from namm.cli.options import parse
-from namm.cli.status import find_run
 from namm.errors import UsageError
+from namm.experiments.engine.folder import find_run
 from namm.precision import Precision
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import tyro
 from namm.cli.data import drawable
 from namm.cli.options import HELP, parse, pick
 from namm.cli.rules import named_rule, recipe, rule_settings
-from namm.cli.status import find_run
 from namm.errors import RunFolderError, UsageError
 from namm.experiments.engine.data_settings import Rule
+from namm.experiments.engine.folder import find_run
 from namm.experiments.presets import EXPERIMENTS
 
 if TYPE_CHECKING:

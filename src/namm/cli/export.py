@@ -9,8 +9,8 @@ from tyro.conf import Positional, arg
 
 from namm.cli.options import parse
 from namm.cli.sample import THROUGH, choose
-from namm.cli.status import find_run
 from namm.errors import RunFolderError
+from namm.experiments.engine.folder import find_run
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import shlex
 
 from namm.cli.options import HELP, refuse_more
-from namm.cli.status import find_run
 from namm.errors import UsageError
+from namm.experiments.engine.folder import find_run
 
 USAGE = "namm report RUN [--open] [--trust]"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from namm.cli.options import parse
-from namm.cli.status import find_run
 from namm.errors import Interrupted, UsageError
+from namm.experiments.engine.folder import find_run
 from namm.experiments.engine.settings import SamplerSettings, SamplingMethod, Settings
 from namm.precision import Precision
 
@@ -153,7 +153,7 @@ def _draw(options: Sample, trained: "Trained", source: "Mirrored", sampler: Samp
 def _judge(options: Sample, run: Path, stage: str | None) -> None:
     """Say how the samples compare with the run's own held-out images, and what the verdict on the run is."""
     from namm.datasets import open_store
-    from namm.evaluation.quality import measure_images, ratio
+    from namm.evaluation.quality import measure_images
     from namm.evaluation.verdict import loses_images
     from namm.experiments.engine.judgement import run_verdict
     from namm.experiments.engine.run_parts import complete_stage
@@ -163,7 +163,7 @@ def _judge(options: Sample, run: Path, stage: str | None) -> None:
     with SampleFile(options.out) as file, open_store(images_file(complete_stage(run, "data"))) as store:
         data = store["test" if store.sizes["test"] else "train"]
         made, real = (measure_images(images[:MEASURED]) for images in (file.images, data))
-    variation, spread = ratio(made.variation, real.variation), ratio(made.spread, real.spread)
+    variation, spread = made.against(real)
     if options.n < FEW:
         print(f"total variation {variation:.2f} of the data's; too few samples to tell their spread")
     else:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from namm.cli.options import HELP, refuse_more
-from namm.errors import UsageError
+from namm.experiments.engine.folder import find_run
 
 USAGE = "namm status RUN"
 COLOURS = {"complete": "green", "partial": "yellow", "stale": "magenta", "aside": "dim", "not there yet": "dim"}
@@ -24,16 +24,6 @@ def main(arguments: list[str]) -> int:
     refuse_more(arguments[1:], USAGE)
     _show(find_run(arguments[0]))
     return 0
-
-
-def find_run(name: str) -> Path:
-    """The folder of a run from its path, or from its name in `runs`."""
-    from namm.experiments.engine.folder import RUN
-
-    for folder in (Path(name), Path("runs") / name):
-        if (folder / RUN).exists():
-            return folder
-    raise UsageError(f"there is no run {name!r}, neither as a folder nor in runs; `namm list` shows what there is.")
 
 
 def _show(run: Path) -> None:

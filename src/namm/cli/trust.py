@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 from namm.cli.options import HELP, refuse_more
-from namm.cli.status import find_run
+from namm.experiments.engine.folder import find_run
 from namm.experiments.own import OwnData
 
 USAGE = "namm trust RUN"

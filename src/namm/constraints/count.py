@@ -118,7 +118,7 @@ class Count(Constraint):
             return cast(Tensor, self.counter(x) - self.count).reshape(-1, 1, 1, 1)
 
     def check(self, x: Tensor, *, batch_size: int = 256, noise: float = 0.1) -> "CountReport":
-        """As every constraint's, but the floor, which is the counter's own error, is judged against the count."""
+        """Measure the rule on data; the floor, which is the counter's own error, is judged against the count."""
         return CountReport(**asdict(super().check(x, batch_size=batch_size, noise=noise)), count=self.count)
 
     def train(self, mode: bool = True) -> Self:

@@ -197,6 +197,10 @@ class Measured:
     variation: float
     spread: float
 
+    def against(self, data: "Measured") -> tuple[float, float]:
+        """Total variation and spread over those of the data."""
+        return ratio(self.variation, data.variation), ratio(self.spread, data.spread)
+
     @property
     def distance(self) -> DistanceSummary:
         """ℓ in figures."""
@@ -235,8 +239,7 @@ def measure_images(
 
 
 def _scores(made: Measured, real: Measured, found: Estimate, error: float) -> Scores:
-    variation, spread = ratio(made.variation, real.variation), ratio(made.spread, real.spread)
-    return Scores(made.distance, found, variation, spread, error)
+    return Scores(made.distance, found, *made.against(real), error)
 
 
 def _finite(distance: Tensor, start: int, name: str, constraint: Constraint) -> Tensor:

@@ -217,15 +217,17 @@ def _mmd_finding(ours: Figures, baseline: Figures, data: Figures) -> Finding:
 
 
 def _resemblance_finding(ours: Figures, baseline: Figures) -> Finding:
-    holds = all(
-        abs(value - 1) <= max(CLOSE, abs(other - 1))
-        for value, other in ((ours.total_variation, baseline.total_variation), (ours.spread, baseline.spread))
-    )
     return Finding(
-        holds,
+        _are_near(ours, baseline),
         f"total variation is {ours.total_variation:.2f} and spread {ours.spread:.2f} of the data's, the baseline's "
         f"{baseline.total_variation:.2f} and {baseline.spread:.2f} (within {CLOSE:.0%}, or no further off, is right).",
     )
+
+
+def _are_near(ours: "Figures | Watched", other: "Figures | Watched") -> bool:
+    """Whether total variation and spread are within 15 % of the data's, or no further off than the other's."""
+    pairs = ((ours.total_variation, other.total_variation), (ours.spread, other.spread))
+    return all(abs(value - 1) <= max(CLOSE, abs(allowed - 1)) for value, allowed in pairs)
 
 
 def _next_steps(
@@ -363,6 +365,4 @@ class Watched:
         return self.distance < best.distance and self._is_as_near(start)
 
     def _is_as_near(self, start: "Watched") -> bool:
-        ratios = ((self.total_variation, start.total_variation), (self.spread, start.spread))
-        near = all(abs(value - 1) <= max(CLOSE, abs(other - 1)) for value, other in ratios)
-        return near and self.cycle_error <= max(CYCLE, start.cycle_error)
+        return _are_near(self, start) and self.cycle_error <= max(CYCLE, start.cycle_error)

@@ -191,8 +191,7 @@ class FinetuneWatch:
         if not torch.isfinite(x).all():
             return asdict(Watched(float("inf"), cycle_error, float("inf"), float("inf")))
         found = measure_images(x, self.rule)
-        variation, spread = ratio(found.variation, self.data.variation), ratio(found.spread, self.data.spread)
-        return asdict(Watched(float(found.distances.mean()), cycle_error, variation, spread))
+        return asdict(Watched(float(found.distances.mean()), cycle_error, *found.against(self.data)))
 
     def improves(self, figures: Mapping[str, float], best: Mapping[str, float], start: Mapping[str, float]) -> bool:
         """Whether this f is to be kept instead of the best."""

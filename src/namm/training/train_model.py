@@ -39,7 +39,7 @@ class ModelObjective(Objective):
 
     @property
     def has_kernels(self) -> bool:
-        """As the model says, which may be anything."""
+        """Whether the model has kernels of its own."""
         return bool(getattr(self.model, "has_kernels", False))
 
     def draw(self, batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:

@@ -77,7 +77,7 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """As in the paper: "CG-DPS-50"."""
+        """Name of the method as the paper has it: "CG-DPS-50"."""
         return TITLES[self.method] + (f"-{self.weight:g}" if self.method == "cg-dps" else "")
 
 

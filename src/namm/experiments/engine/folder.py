@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from namm._version import __version__
-from namm.errors import RunFolderError
+from namm.errors import RunFolderError, UsageError
 from namm.experiments.engine.settings_file import digest
 from namm.files import remove_partials, rename_durably, write_atomically, write_json
 
@@ -70,6 +70,16 @@ def now() -> str:
 
 
 # The run
+
+
+def find_run(name: str | Path) -> Path:
+    """The folder of a run from its path, or from its name in `runs`."""
+    for folder in (Path(name), Path("runs") / name):
+        if (folder / RUN).exists():
+            return folder
+    raise UsageError(
+        f"there is no run {str(name)!r}, neither as a folder nor in runs; `namm list` shows what there is."
+    )
 
 
 def claim_run(folder: Path, experiment: str) -> None:

@@ -12,10 +12,9 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.store import Store
-from namm.errors import RunFolderError
 from namm.evaluation.verdict import Verdict
 from namm.experiments.engine import build
-from namm.experiments.engine.folder import RUN
+from namm.experiments.engine.folder import find_run
 from namm.experiments.engine.judgement import METRICS, run_verdict
 from namm.experiments.engine.run_parts import Trained, complete_stage, is_complete
 from namm.experiments.engine.settings import Settings
@@ -36,11 +35,7 @@ class Run:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        places = [Path(folder), Path("runs") / folder]
-        found = [place for place in places if (place / RUN).exists()]
-        if not found:
-            raise RunFolderError(f"there is no run {str(folder)!r}, neither as a folder nor in runs.")
-        self.folder = found[0]
+        self.folder = find_run(folder)
         self._trained = Trained.load(self.folder)
 
     @property

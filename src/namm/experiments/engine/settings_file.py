@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
 
 
 def identity(value: Any) -> Any:
-    """As `plain`, without the settings that only say where something is."""
+    """Plain values of a dataclass, without the settings that only say where something is."""
     places = {f.name for f in fields(value) if f.metadata == PLACE}
     return {name: setting for name, setting in plain(value).items() if name not in places}
 

@@ -69,7 +69,7 @@ class Table:
         return list(self.formats)
 
     def markdown(self) -> str:
-        """As people read it, in a file or on a terminal."""
+        """The table in Markdown, for a file or a terminal."""
         formats = list(self.formats.values())
         texts = [[_text(value, spec) for value, spec in zip(row, formats, strict=True)] for row in self.rows]
         widths = [max(map(len, column)) for column in zip(self.titles, *texts, strict=True)]

@@ -103,7 +103,7 @@ def _watched(part: Part) -> Part:
 
 
 def _swept(preset: Preset, seed: int, sigma: float, weight: float) -> Cell:
-    """As many samples as an evaluation takes, none to finetune on."""
+    """One cell of the sweep: as many samples as an evaluation takes, none to finetune on."""
     based = _based(preset, seed)
     s = based.settings
     own = s.map.weights.constraint
