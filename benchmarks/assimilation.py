@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -42,12 +43,12 @@ from namm.experiments.assimilation.posterior_file import read_score
 from namm.experiments.assimilation.tasks import NOISE, make_task, other_numbers
 from namm.experiments.assimilation.tuning import TOLERANCE, choose, tune
 from namm.experiments.engine.run import run
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 from namm.experiments.engine.settings import Settings, with_seed
 from namm.experiments.presets import Preset, preset
 from namm.files import write_json
 from namm.inverse import AncestralSteps, DDIMSteps
-from run_lengths import TIMES, folder_name, lengthened
+from shared import TIMES, folder_name, lengthened
 
 OURS, LEAST = "mirror-dps", {"dps": 3.0, "cg-dps": 2.0}
 """How many times the others' ℓ must be ours."""
@@ -69,17 +70,13 @@ class Study:
 
 
 def with_more_map(s: Settings) -> Settings:
-    """`s` with an f that halves the resolution once, knows that time is not periodic, and learns longer.
-
-    Twice the minutes for the map, three times for finetuning, with ten times the weight on the rule and less noise.
-    """
-    f = replace(s.map.f, downsamplings=1, boundary="cylinder")
+    """`s` with a map that learns twice as long, and finetuning thrice, with ten times the weight on the rule."""
     weights = replace(s.finetune.weights, constraint=10 * s.finetune.weights.constraint)
-    tuning = replace(s.finetune.train, budget="0.6 minutes", learning_rate=1e-3)
+    tuning = replace(s.finetune.train, budget="450 steps", learning_rate=1e-3)
     return replace(
         s,
-        map=replace(s.map, f=f, train=replace(s.map.train, budget="1.5 minutes")),
-        finetune=replace(s.finetune, sigma_max=0.05, weights=weights, train=tuning),
+        map=replace(s.map, train=replace(s.map.train, budget="800 steps")),
+        finetune=replace(s.finetune, weights=weights, train=tuning),
     )
 
 
@@ -87,7 +84,7 @@ def study(chosen: Preset, folder: Path, options: argparse.Namespace) -> Study:
     """Train what is missing, choose, compare."""
     for stage in ("finetune", "dm"):
         run(chosen, folder, until=stage, force=True)
-    trained = Trained.load(folder)
+    trained = RunParts.load(folder)
     rule, sources = trained.rule(), priors(trained, METHODS)
     steps = AncestralSteps(options.steps) if options.steps >= 1000 else DDIMSteps(options.steps)
     sampling = Sampling(options.n, steps, options.batch_size)
@@ -95,7 +92,7 @@ def study(chosen: Preset, folder: Path, options: argparse.Namespace) -> Study:
     others = make_task(trained, None, NOISE, other_numbers(trained, task.numbers, options.tune_truths))
     few = replace(sampling, n=options.tune_n)
     how = {"guidance": options.guidance, "zetas": options.zetas, "weights": options.weights}
-    tried = tune(sources, others, rule, few, tell=_tell, **how)
+    tried = tune(sources, others, rule, few, log=_print, **how)
     found: dict[str, Score] = {}
     errors: dict[str, list[float]] = {}
     for method, own in tried.items():
@@ -111,10 +108,11 @@ def verdict(one: Study) -> dict[str, tuple[float, bool]]:
     for method, least in LEAST.items():
         other, name = found[method], TITLES[method]
         ratio, misfit = other.distance / ours.distance, ours.chi2 / other.chi2
-        excess = [a - b for a, b in zip(errors[OURS], errors[method], strict=True)]
+        excess = np.subtract(errors[OURS], errors[method])
         judged[f"ℓ of {name} / ours"] = ratio, ratio >= least
         judged[f"χ² of ours / {name}"] = misfit, misfit <= 1.1
-        judged[f"error of ours / {name}"] = ours.error / other.error, _mean(excess) <= _standard_error(excess)
+        standard_error = excess.std(ddof=1) / len(excess) ** 0.5 if len(excess) > 1 else 0.0
+        judged[f"error of ours / {name}"] = ours.error / other.error, bool(excess.mean() <= standard_error)
     whole = sum(each.failed for each in found.values())
     return judged | {"samples that failed": (float(whole), whole == 0)}
 
@@ -133,18 +131,7 @@ def read(path: Path) -> dict[int, Study]:
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    return float((sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)) ** 0.5)
-
-
-def _tell(outcome: Outcome) -> None:
+def _print(outcome: Outcome) -> None:
     s = score(outcome)
     print(
         f"  {s.setting.title:<12} ζ {s.setting.zeta:<8.3g} ℓ {s.distance:.4f}  χ² {s.chi2:<8.3g} error {s.error:.4f}  "
@@ -168,10 +155,6 @@ def show(seed: int, one: Study, console: Console) -> None:
     console.print(table)
 
 
-def _fits(s: Score, chi2: float) -> bool:
-    return s.failed == 0 and abs(s.chi2 / chi2 - 1) <= TOLERANCE
-
-
 def figure(studies: Mapping[int, Study], path: Path) -> None:
     """ℓ against error of everything that was tried, filled where χ² fits, a star where it was chosen; by seed."""
     from namm.report.figures import look, new_figure, plain_ticks, save
@@ -184,7 +167,7 @@ def figure(studies: Mapping[int, Study], path: Path) -> None:
             shown = [s for tried in one.tried.values() for s in tried if s.failed == 0]
             for s in shown:
                 colour = COLOURS[TITLES[s.setting.method]]
-                face = colour if _fits(s, one.tried_chi2) else "none"
+                face = colour if abs(s.chi2 / one.tried_chi2 - 1) <= TOLERANCE else "none"
                 axis.scatter([s.error], [s.distance], s=14, facecolors=face, edgecolors=colour, linewidths=0.8)
             for method, best in one.found.items():
                 own = next(s for s in one.tried[method] if s.setting == best.setting)
@@ -232,14 +215,14 @@ def main(arguments: Sequence[str] | None = None, base: Preset | None = None) -> 
     verdicts = {seed: verdict(one) for seed, one in studies.items()}
     table = Table("", *(f"seed {seed}" for seed in verdicts), title="ratios", title_justify="left")
     for name in next(iter(verdicts.values())):
-        cells = [f"{value:.3f}{'' if met else ' (short)'}" for value, met in (v[name] for v in verdicts.values())]
-        table.add_row(name, *cells)
+        figures = (judged[name] for judged in verdicts.values())
+        table.add_row(name, *(f"{value:.3f}{'' if met else ' (short)'}" for value, met in figures))
     console.print(table)
     if options.json:
         write_json(options.json, {str(seed): asdict(one) for seed, one in studies.items()})
     if options.figure:
         figure(studies, options.figure)
-    return 0 if all(met for found in verdicts.values() for _, met in found.values()) else 1
+    return 0 if all(met for judged in verdicts.values() for _, met in judged.values()) else 1
 
 
 if __name__ == "__main__":

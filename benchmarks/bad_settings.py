@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
 from namm.errors import TrainingError
 from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run import run
-from namm.experiments.engine.settings import Settings, WeightSettings
+from namm.experiments.engine.settings import Settings
 from namm.experiments.presets import preset
 
 
@@ -28,13 +28,9 @@ class Options:
     """Which experiments, and how long each part is trained: enough to learn something, not to learn it well."""
 
     experiments: tuple[str, ...] = ("burgers", "periodic", "flux")
-    """Experiments whose settings are spoiled."""
     map_steps: int = 400
-    """Steps of the map."""
     model_steps: int = 600
-    """Steps of the mirrored model."""
     finetune_steps: int = 100
-    """Steps of finetuning."""
     images: int = 1000
     """Images to train on; as many are held out."""
     only: tuple[str, ...] = ()
@@ -43,49 +39,40 @@ class Options:
     """Folder of the runs; what is done is not done again."""
 
 
-def _map_weight(settings: Settings, change: Callable[[float], float]) -> Settings:
-    weights = replace(settings.map.weights, constraint=change(settings.map.weights.constraint))
-    return replace(settings, map=replace(settings.map, weights=weights))
+def weighed(s: Settings, part: Literal["map", "finetune"], factor: float) -> Settings:
+    """`s` with `factor` times the rule's weight in a training of the map."""
+    own = getattr(s, part)
+    weights = replace(own.weights, constraint=factor * own.weights.constraint)
+    return replace(s, **{part: replace(own, weights=weights)})
 
 
-def _finetune_weight(settings: Settings, factor: float) -> Settings:
-    weights: WeightSettings = settings.finetune.weights
+def budgeted(s: Settings, **steps: int) -> Settings:
+    """`s` with that many steps of these trainings."""
+    parts: dict[str, Any] = {name: getattr(s, name) for name in steps}
     return replace(
-        settings,
-        finetune=replace(settings.finetune, weights=replace(weights, constraint=factor * weights.constraint)),
+        s, **{name: replace(p, train=replace(p.train, budget=f"{steps[name]} steps")) for name, p in parts.items()}
     )
-
-
-def _map_budget(settings: Settings, steps: int) -> Settings:
-    return replace(settings, map=replace(settings.map, train=replace(settings.map.train, budget=f"{steps} steps")))
 
 
 SPOILED: dict[str, Callable[[Settings], Settings]] = {
     "as it is": lambda s: s,
     "sigma_max x 30": lambda s: replace(s, map=replace(s.map, sigma_max=30 * s.map.sigma_max)),
-    "lambda x 1000": lambda s: _map_weight(s, lambda weight: 1000 * weight),
-    "lambda = 0": lambda s: _map_weight(s, lambda weight: 0.0),
-    "map of 50 steps": lambda s: _map_budget(s, 50),
-    "finetuning lambda x 1e6": lambda s: _finetune_weight(s, 1e6),
+    "lambda x 1000": lambda s: weighed(s, "map", 1000),
+    "lambda = 0": lambda s: weighed(s, "map", 0),
+    "map of 50 steps": lambda s: budgeted(s, map=50),
+    "finetuning lambda x 1e6": lambda s: weighed(s, "finetune", 1e6),
 }
 
 
 def shortened(settings: Settings, options: Options) -> Settings:
     """The demo with budgets in steps and fewer images."""
-
-    def short(part: Any, steps: int) -> Any:
-        return replace(part, train=replace(part.train, budget=f"{steps} steps"))
-
+    s = budgeted(settings, map=options.map_steps, mdm=options.model_steps, finetune=options.finetune_steps)
     n = options.images
-    subset = min(settings.evaluate.subset, n)
     return replace(
-        settings,
-        data=replace(settings.data, n_train=n, n_val=min(n, settings.data.n_val), n_test=n),
-        map=short(settings.map, options.map_steps),
-        mdm=short(settings.mdm, options.model_steps),
-        finetune=short(settings.finetune, options.finetune_steps),
-        samples=replace(settings.samples, n=min(n, settings.samples.n)),
-        evaluate=replace(settings.evaluate, n=n, subset=subset, milestone_samples=0),
+        s,
+        data=replace(s.data, n_train=n, n_val=min(n, s.data.n_val), n_test=n),
+        samples=replace(s.samples, n=min(n, s.samples.n)),
+        evaluate=replace(s.evaluate, n=n, subset=min(s.evaluate.subset, n), milestone_samples=0),
     )
 
 
@@ -108,7 +95,7 @@ def tried(name: str, how: str, options: Options) -> tuple[bool, str]:
     settings = SPOILED[how](shortened(chosen.settings, options))
     folder = options.out / name / how.replace(" ", "_").replace("=", "is")
     try:
-        run(replace(chosen, settings=settings), folder, until="report", tell=lambda line: None, force=True)
+        run(replace(chosen, settings=settings), folder, until="report", log=lambda line: None, force=True)
     except TrainingError as error:
         return True, f"{name:<11}{how:<25}stopped by itself: {str(error).split('. ')[0]}"
     metrics = json.loads((folder / "evaluate" / "metrics.json").read_text())

@@ -14,7 +14,6 @@ the target for all five together. `--scale 0.01` draws a hundredth of each, to s
 """
 
 import argparse
-import resource
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ import torch
 
 from namm.datasets import DATASETS, Dataset, write_store
 from namm.numerics import generator
+from shared import peak_bytes
 
 MAX_SECONDS_PER_1000 = 20.0
 MINUTES: dict[str, float] = {"kolmogorov": 360.0, "black-holes": 90.0}
@@ -43,16 +43,6 @@ class Row:
     seconds: float
     baseline: float
     peak_bytes: int
-
-    @property
-    def target(self) -> float:
-        """Seconds that 1000 images may take."""
-        return MINUTES.get(self.name, MAX_SECONDS_PER_1000)
-
-    @property
-    def ratio(self) -> float:
-        """How many times faster than the baseline."""
-        return self.baseline / self.seconds
 
 
 def store_seconds(dataset: Dataset, n: int) -> float:
@@ -73,14 +63,6 @@ def measure(dataset: Dataset, n: int, baseline_n: int) -> Row:
     dataset.draw(1, generator(0))  # what a first call costs is not what an image costs
     seconds = store_seconds(dataset, n)
     return Row(dataset.name, seconds, loop_seconds(dataset, baseline_n) * n / baseline_n, peak_bytes())
-
-
-def peak_bytes() -> int:
-    """The most memory this process has held. What `getrusage` says may be its parent's, so Linux is asked directly."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
 def paper(names: Sequence[str], scale: float) -> int:
@@ -125,11 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [measure(DATASETS[name](), options.n, options.baseline_n) for name in chosen]
     print(f"{options.n} images, drawn and written to HDF5; baseline: one image at a time, not written")
     print(f"{'dataset':<12}{'seconds':>10}{'target s':>10}{'baseline s':>12}{'ratio':>8}{'peak MiB':>10}")
-    thousands = max(options.n, 1000) / 1000
-    for row in rows:
-        times = f"{row.seconds:>10.3f}{row.target * thousands:>10.4g}{row.baseline:>12.2f}{row.ratio:>8.1f}"
-        print(f"{row.name:<12}{times}{row.peak_bytes / 2**20:>10.0f}")
-    slow = [r.name for r in rows if r.seconds > r.target * thousands]
+    targets = {row.name: MINUTES.get(row.name, MAX_SECONDS_PER_1000) * max(options.n, 1000) / 1000 for row in rows}
+    for r in rows:
+        times = f"{r.seconds:>10.3f}{targets[r.name]:>10.4g}{r.baseline:>12.2f}{r.baseline / r.seconds:>8.1f}"
+        print(f"{r.name:<12}{times}{r.peak_bytes / 2**20:>10.0f}")
+    slow = [r.name for r in rows if r.seconds > targets[r.name]]
     large = [r.name for r in rows if r.peak_bytes > MAX_BYTES]
     for names, target in ((slow, "seconds"), (large, "1 GiB of memory")):
         print(f"{target}: {'missed by ' + ', '.join(names) if names else 'met'}")

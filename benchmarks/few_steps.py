@@ -27,7 +27,7 @@ from namm.constraints import Constraint
 from namm.evaluation import distance_summary, mmd2_null
 from namm.experiments.burgers import BurgersData
 from namm.experiments.engine.run import run
-from namm.experiments.engine.run_parts import Trained, device
+from namm.experiments.engine.run_parts import RunParts, device
 from namm.experiments.engine.settings import NetworkSettings
 from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.presets import Preset, preset
@@ -83,9 +83,8 @@ def study(sources: dict[str, Mirrored], rule: Constraint, n: int, reference_step
         for label, sampler in SAMPLERS.items():
             samples, seconds = draw(source, n, sampler, SEED)
             null, own = mmd2_null(reference, samples), distance_summary(rule, samples).mean
-            found.append(
-                Outcome(name, label, sampler.steps, seconds, own, own / distance, null.mmd2, null.standard_error)
-            )
+            figures = (seconds, own, own / distance, null.mmd2, null.standard_error)
+            found.append(Outcome(name, label, sampler.steps, *figures))
             print(found[-1], flush=True)
     return found
 
@@ -118,19 +117,17 @@ def trained(chosen: Preset, folder: Path) -> tuple[dict[str, Mirrored], Constrai
     """Both models of a run, trained first where they are not."""
     for stage in ("finetune", "dm"):
         run(chosen, folder, until=stage, force=True)
-    parts = Trained.load(folder)
+    parts = RunParts.load(folder)
     sources = {"MDM + f": parts.source("mdm", parts.mirror("finetune")), "DM": parts.source("dm", IdentityMap())}
     return sources, parts.rule().cpu()
 
 
 def figure(found: list[Outcome], path: Path) -> None:
     """ℓ and MMD² against network evaluations, one line per sampler, one column per model."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from namm.report.figures import new_figure
 
     models = list(dict.fromkeys(outcome.model for outcome in found))
-    drawing = Figure(figsize=(4.2 * len(models), 6.4), layout="constrained")
-    FigureCanvasAgg(drawing)
+    drawing = new_figure(6.4, 4.2 * len(models))
     axes = drawing.subplots(2, len(models), squeeze=False, sharex=True)
     for column, model in enumerate(models):
         upper, lower = axes[:, column]

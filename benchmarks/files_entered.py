@@ -1,16 +1,18 @@
 """How many of our files a reader meets who follows one run: those whose functions it enters.
 
-    python benchmarks/files_entered.py
+    python benchmarks/files_entered.py [--list]
 
 The run is `namm run burgers --preset demo`, shrunk to seconds as `namm demo --quick` shrinks it: the same functions,
-fewer steps. Prints the files by folder and, last, their number against the bound that we keep.
+fewer steps. Prints the number of files by folder, or with `--list` their names, and, last, how many they are against
+the bound that we keep.
 """
 
+import argparse
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
@@ -55,11 +57,17 @@ def demo_run(folder: Path) -> None:
         raise SystemExit(code)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the files' names")
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         found = files_entered(lambda: demo_run(Path(folder)))
-    for where, count in sorted(Counter(path.parent.as_posix() for path in found).items()):
-        print(f"{where:<32}{count}")
+    if options.list:
+        print(*sorted(path.as_posix() for path in found), sep="\n")
+    else:
+        for where, count in sorted(Counter(path.parent.as_posix() for path in found).items()):
+            print(f"{where:<32}{count}")
     print(f"{len(found)} files entered, {len(found) / BOUND:.2f} of the bound {BOUND}")
     return int(len(found) > BOUND)
 

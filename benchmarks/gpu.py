@@ -25,6 +25,10 @@ Comparisons with a baseline of the same run, where `--only` names them:
     implicit-step       an implicit step of ℓ in one kernel, against a kernel for every sweep
     warm-up             seconds from the start of a process to its first step, recorded against compiled
     posterior-memory    memory of 32 posterior samples of 128×256×2 in bf16, against float32
+    forward-euler       ℓ of Burgers' and its gradient with implicit steps, against explicit ones, which are what the
+                        official code computes in their place; also without a GPU
+    mmd                 seconds and memory of MMD² between 10 000 and 10 000 images in blocks, against `torch.cdist` for
+                        whole matrices, each in a process of its own, on the CPU; at most 120 s and 3 GiB
 
 Targets are for `bf16`; the exit code is 1 if one is missed, a row fails or the call is asked to stop. `--quick` takes
 tiny networks and images to see that all of it runs; its figures mean nothing.
@@ -34,8 +38,8 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -46,12 +50,13 @@ from rich.console import Console
 from rich.table import Table
 
 from gpu_comparisons import CHILDREN, SECTIONS, Comparison
-from gpu_tools import Bench, Figures, Row, bandwidth, bound, by_kind, facts, number, peak_tflops, prepare, stamp
+from gpu_tools import Bench, Figures, bound, by_kind, number, prepare
 from gpu_works import distance, map_step, one_map, sampling, score_step, whole_samples
 from namm.errors import Interrupted
 from namm.precision import Precision
+from shared import facts, stamp
 
-WITHOUT_GPU = {"update", "closed-form"}
+WITHOUT_GPU = {"update", "closed-form", "forward-euler", "mmd"}
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,64 @@ def works() -> list[Work]:
 # What is made of it
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of the table; `ours`, `official` and `target` are images/s, or seconds where `unit` says so."""
+
+    name: str
+    work: str
+    batch: int
+    precision: str
+    unit: str
+    note: str
+    official: float | None
+    target: float | None
+    stretch: float | None
+    ours: float | None = None
+    tflops: float | None = None
+    share: float | None = None
+    peak_gib: float | None = None
+    warmup_seconds: float | None = None
+    bound: str = "–"
+    kernels: tuple[tuple[str, float, float], ...] = ()
+    """The ten heaviest: name, milliseconds per batch, share of the time of all."""
+    kinds: Mapping[str, float] = field(default_factory=dict)
+    """Milliseconds per batch by kind of kernel."""
+    error: str | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster than the official code."""
+        if self.ours is None or self.official is None:
+            return None
+        return self.official / self.ours if self.unit == "s" else self.ours / self.official
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met, where there is one and a figure."""
+        if self.ours is None or self.target is None:
+            return None
+        return self.ours <= self.target if self.unit == "s" else self.ours >= self.target
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether it failed or missed its target."""
+        return self.error is not None or self.met is False
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"ratio": self.ratio, "met": self.met}
+
+    def line(self) -> str:
+        """All that was found, in a line."""
+        figure = self.error or f"{number(self.ours)} {self.unit}"
+        return f"{self.work}, batch {self.batch}, {self.precision}: {figure}"
+
+    def verdict(self) -> str:
+        """What is to be said of it where it falls short."""
+        return f"failed: {self.line()}" if self.error else f"missed: {self.line()}, target {number(self.target)}"
+
+
 def measure(work: Work, precision: Precision, judged: bool, bench: Bench, peak: float) -> Row:
     """One row; whatever goes wrong is kept in it, but for a stop that was asked for."""
     unit = "images/s" if work.n is None else "s"
@@ -136,7 +199,7 @@ def measure(work: Work, precision: Precision, judged: bool, bench: Bench, peak: 
     )
 
 
-def alone(names: Sequence[str], precisions: Sequence[str]) -> dict[str, list[str]]:
+def warm_up_calls(names: Sequence[str], precisions: Sequence[str]) -> dict[str, list[str]]:
     """What to give this script for the warm-up of each row by itself."""
     return {
         f"{name}, {how}": ["--only", name, "--precision", how, "--warm"] for name, how in product(names, precisions)
@@ -178,7 +241,8 @@ def parsed(arguments: Sequence[str] | None, names: Sequence[str]) -> argparse.Na
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--profile", action="store_true", help="print the ten heaviest kernels of every row")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available() and not options.quick and not set(options.only or names) <= WITHOUT_GPU:
+    asked = set((options.child or [])[:1] or options.only or names)
+    if not torch.cuda.is_available() and not options.quick and not asked <= WITHOUT_GPU:
         parser.error("there is no GPU here; --quick runs everything in miniature on a CPU")
     return options
 
@@ -191,18 +255,13 @@ class Report:
         self.rows: list[Row] = []
         self.comparisons: list[Comparison] = []
 
-    def add_row(self, row: Row) -> None:
-        """Keep a row."""
-        self.rows.append(row)
-        self._show(f"{row.work}, batch {row.batch}, {row.precision}: {row.error or f'{number(row.ours)} {row.unit}'}")
-
-    def add(self, comparison: Comparison) -> None:
-        """Keep a comparison."""
-        self.comparisons.append(comparison)
-        self._show(comparison.line())
-
-    def _show(self, line: str) -> None:
-        print(line, flush=True)
+    def add(self, measured: Row | Comparison) -> None:
+        """Keep a row or a comparison."""
+        if isinstance(measured, Row):
+            self.rows.append(measured)
+        else:
+            self.comparisons.append(measured)
+        print(measured.line(), flush=True)
         found = {"rows": [r.plain() for r in self.rows], "comparisons": [c.plain() for c in self.comparisons]}
         if self.file:
             self.file.write_text(json.dumps(self.known | found, indent=2))
@@ -211,12 +270,11 @@ class Report:
         """Print what falls short; the exit code."""
         if self.known["quick"]:
             print("--quick: tiny networks and images; the figures mean nothing beside baselines and targets")
-        short = [row.verdict() for row in self.rows if row.falls_short]
-        short += [f"missed: {c.line()}" for c in self.comparisons if c.falls_short]
+        everything: list[Row | Comparison] = [*self.rows, *self.comparisons]
+        short = [each.verdict() for each in everything if each.falls_short]
         for line in short:
             print(line)
-        measured = len(self.rows) + len(self.comparisons)
-        print(f"{len(short)} of {measured} rows fall short" if short else "every target is met")
+        print(f"{len(short)} of {len(everything)} rows fall short" if short else "every target is met")
         if missing:
             print(f"asked to stop: {missing} rows are missing")
         return 1 if short or missing else 0
@@ -238,15 +296,15 @@ def main(arguments: Sequence[str] | None = None, chosen: Sequence[Work] | None =
         return 0
     chosen = [work for work in chosen if work.name in (options.only or [work.name])]
     if options.prepare and not options.quick:
-        prepare(__file__, alone([work.name for work in chosen], precisions), options.prepare)
-    peaks = {"peak_tflops": peak_tflops(gauge), "bandwidth": bandwidth(gauge)} if chosen else {}
+        prepare(__file__, warm_up_calls([work.name for work in chosen], precisions), options.prepare)
+    peaks = {"peak_tflops": gauge.peak_tflops(), "bandwidth": gauge.bandwidth()} if chosen else {}
     report = Report(facts(device) | {"quick": options.quick} | peaks, options.json)
     asked = list(product(chosen, precisions))
     for work, precision in asked:
         batch = work.batch // 8 if options.quick else work.batch
         bench = Bench(device, batch, precision, options.quick, prepares=options.warm)
         try:
-            report.add_row(measure(work, precision, precision != "tf32", bench, peaks["peak_tflops"]))
+            report.add(measure(work, precision, precision != "tf32", bench, peaks["peak_tflops"]))
         except Interrupted:
             break
     missing = len(asked) - len(report.rows)

@@ -16,8 +16,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from gpu_tools import Bench, Figures, compiled_by_torch, number, told_by
-from gpu_works import distance, map_step, sampling, score_model, score_step
+from gpu_tools import Bench, Figures, compiled_by_torch, number, run_apart
+from gpu_works import distance, map_step, sampling, score_model, score_step, untrained_mirror
+from namm.constraints import Burgers
+from namm.evaluation import mmd2
 from namm.experiments.assimilation.assimilate import Sampling
 from namm.experiments.assimilation.tasks import named_operator, papers_observation
 from namm.experiments.divergence import DivergenceData
@@ -26,9 +28,11 @@ from namm.experiments.engine.settings import Settings
 from namm.generative import Mirrored
 from namm.inverse import DDIMSteps, DPSGuidance, GaussianNoise, sample_posterior
 from namm.maps import ICNN
+from namm.simulators.burgers import crank_nicolson, euler
 from namm.training.state import FlatWeights
 from namm.training.train_model import ModelObjective
 from namm.training.trainer import train
+from shared import peak_bytes
 
 SCRIPT = str(Path(__file__).with_name("gpu.py"))
 RATE = "images/s"
@@ -62,6 +66,10 @@ class Comparison:
         """All of it, for JSON."""
         return asdict(self) | {"ratio": self.ratio, "falls_short": self.falls_short}
 
+    def verdict(self) -> str:
+        """What is to be said of it where it falls short."""
+        return f"missed: {self.line()}"
+
     def line(self) -> str:
         """All of it, for people."""
         asked = "" if self.limit is None else f"; at most {number(self.limit)}: {'no' if self.falls_short else 'yes'}"
@@ -75,34 +83,24 @@ class Comparison:
 def update(bench: Bench) -> Iterator[Comparison]:
     """An update of all weights as one vector, against Adam on each of them, with gradients there already."""
     s = bench.settings("burgers", "paper")
-    for name, network in (("score network", score_model(s)), ("maps", build.mirror(s.map, 1))):
+    for name, network in (("score network", score_model(s)), ("maps", untrained_mirror(s))):
         weights = [p for p in network.to(bench.device).parameters() if p.requires_grad]
-        theirs, ours = (1e3 * bench.seconds(way(weights)) for way in (_one_by_one, _one_vector))
+        theirs = 1e3 * bench.seconds(_updates(weights, None))
+        ours = 1e3 * bench.seconds(_updates(weights, FlatWeights(weights)))
         yield Comparison(f"update of the {name}, {len(weights)} tensors", "ms", ours, "one by one", theirs)
 
 
-def _one_by_one(weights: Sequence[nn.Parameter]) -> Callable[[], None]:
-    optimiser, gradients = torch.optim.Adam(weights, fused=True), [torch.randn_like(w) for w in weights]
+def _updates(weights: Sequence[nn.Parameter], flat: FlatWeights | None) -> Callable[[], None]:
+    """An update that is warm: of each weight, or of all of them as the vectors of `flat`."""
+    gradients, updated = [torch.randn_like(w) for w in weights], weights if flat is None else flat.vectors
+    optimiser = torch.optim.Adam(updated, fused=True)
 
     def step() -> None:
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimiser.step()
-
-    step()
-    return step
-
-
-def _one_vector(weights: Sequence[nn.Parameter]) -> Callable[[], None]:
-    gradients, flat = [torch.randn_like(w) for w in weights], FlatWeights(weights)
-    optimiser = torch.optim.Adam(flat.vectors, fused=True)
-
-    def step() -> None:
-        for weight, gradient in zip(weights, gradients, strict=True):
-            weight.grad = gradient
-        flat.gather()
-        torch.nn.utils.clip_grad_norm_(flat.vectors, 1.0)
+        if flat is not None:
+            flat.gather()
+        torch.nn.utils.clip_grad_norm_(updated, 1.0)
         optimiser.step()
 
     step()
@@ -120,7 +118,7 @@ def by_autograd(g: ICNN, x: Tensor) -> Tensor:
 def closed_form(bench: Bench) -> Iterator[Comparison]:
     """g in closed form, compiled, against autograd of its potential, which cannot be compiled twice over."""
     s = bench.settings("burgers", "paper")
-    shape, g = build.dataset(s.data).shape, build.mirror(s.map, 1).g.to(bench.device)
+    shape, g = build.dataset(s.data).shape, untrained_mirror(s).g.to(bench.device)
     assert isinstance(g, ICNN)
     weights = [p for p in g.parameters() if p.requires_grad]
     ways: tuple[Callable[[Tensor], Tensor], ...] = (torch.compile(g) if bench.compile else g, partial(by_autograd, g))
@@ -138,6 +136,18 @@ def closed_form(bench: Bench) -> Iterator[Comparison]:
                 forward(way, x)  # compiles
             ours, theirs = (len(x) / bench.seconds(partial(forward, way, x)) for way in ways)
         yield Comparison(f"{what}, batch {len(x)}", RATE, ours, "autograd", theirs)
+
+
+def forward_euler(bench: Bench) -> Iterator[Comparison]:
+    """Burgers' ℓ and its gradient on 16 images, with Crank–Nicolson steps against forward Euler's, neither compiled."""
+    x = torch.rand(16, 1, *(2 * (16 if bench.quick else 64,)), device=bench.device, requires_grad=True)
+
+    def milliseconds(step: Callable[..., Tensor]) -> float:
+        rule = Burgers(step=step).to(bench.device)
+        return 1e3 * bench.seconds(lambda: torch.autograd.grad(rule(x).sum(), x))
+
+    ours, theirs = map(milliseconds, (crank_nicolson, euler))
+    yield Comparison("ℓ of Burgers' and its gradient, implicit steps", "ms", ours, "forward Euler", theirs)
 
 
 def recorded(bench: Bench) -> Iterator[Comparison]:
@@ -184,7 +194,7 @@ def _posterior(bench: Bench, s: Settings, together: int, steps: int = 3) -> tupl
     """Seconds of a step, and GiB."""
     shape = build.dataset(s.data).shape
     model = build.diffusion(s.mdm.network, s.mdm.diffusion, shape, seed=0)
-    prior = Mirrored(model, build.mirror(s.map, shape[0])).to(bench.device)
+    prior = Mirrored(model, untrained_mirror(s)).to(bench.device)
     operator = named_operator(papers_observation(s.data), s.data, shape)
     y, how = operator(torch.zeros(1, *shape)).to(bench.device), (DPSGuidance(1e-3), DDIMSteps(steps))
     bench.fresh()
@@ -208,7 +218,7 @@ def _posterior(bench: Bench, s: Settings, together: int, steps: int = 3) -> tupl
 
 def _apart(bench: Bench, caches: str, section: str, *arguments: str) -> dict[str, float]:
     """What `CHILDREN[section]` finds in another process, whose compilers use the folder `caches`."""
-    found: dict[str, float] = told_by(
+    found: dict[str, float] = run_apart(
         SCRIPT, ["--child", section, *arguments, *(["--quick"] if bench.quick else [])], caches
     )
     return found
@@ -271,6 +281,43 @@ def warm_up_child(bench: Bench, stage: str, way: str, start: str) -> dict[str, f
     return {"s": first[0]}
 
 
+def mmd(bench: Bench) -> Iterator[Comparison]:
+    """MMD² of many images in blocks, against every matrix of distances kept."""
+    n, size = (500, 16) if bench.quick else (10_000, 64)
+    with tempfile.TemporaryDirectory() as caches:
+        found = {method: _apart(bench, caches, "mmd", method, str(n), str(size)) for method in MMD}
+    limits = {"s": None, "CPU s": None, "MiB": None} if bench.quick else {"s": 120.0, "CPU s": None, "MiB": 3 * 1024.0}
+    ours, theirs = found.values()
+    if abs(ours["value"] - theirs["value"]) > 1e-4:
+        raise SystemExit(f"MMD² differs: {ours['value']} in blocks, {theirs['value']} by full matrices")
+    for unit, limit in limits.items():
+        what = f"MMD² of {n} and {n} images of {size}×{size}"
+        yield Comparison(what, unit, ours[unit], "full matrices", theirs[unit], limit)
+
+
+def full_matrices(x: Tensor, y: Tensor) -> float:
+    """Biased MMD² as one writes it first, with every matrix kept."""
+    a, b = x.flatten(1), y.flatten(1)
+    xx, yy, xy = (torch.cdist(p, q).square() for p, q in ((a, a), (b, b), (a, b)))
+    median = xx[torch.ones_like(xx, dtype=torch.bool).triu(1)].median()
+    return float(sum(sign * (-d / median).exp().mean() for sign, d in ((1, xx), (1, yy), (-2, xy))))
+
+
+MMD: dict[str, Callable[[Tensor, Tensor], float]] = {"blocks": mmd2, "full matrices": full_matrices}
+
+
+def mmd_child(bench: Bench, method: str, n: str, size: str) -> dict[str, float]:
+    """One method's figures: seconds on the clock and of all threads, and the most memory of the process."""
+    torch.manual_seed(0)
+    shape = (int(n), 1, int(size), int(size))
+    x, y = torch.rand(shape), torch.rand(shape).pow_(1.1)
+    MMD[method](x[:64], y[:64])  # what a first call costs is not what a pair costs
+    start, cpu = time.perf_counter(), time.process_time()
+    value = MMD[method](x, y)
+    seconds = {"s": time.perf_counter() - start, "CPU s": time.process_time() - cpu}
+    return {"value": value, **seconds, "MiB": peak_bytes() / 2**20}
+
+
 SECTIONS: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
     "update": update,
     "closed-form": closed_form,
@@ -278,5 +325,11 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
     "implicit-step": implicit_step,
     "warm-up": warm_up,
     "posterior-memory": posterior_memory,
+    "forward-euler": forward_euler,
+    "mmd": mmd,
 }
-CHILDREN: dict[str, Callable[..., dict[str, float]]] = {"implicit-step": implicit_child, "warm-up": warm_up_child}
+CHILDREN: dict[str, Callable[..., dict[str, float]]] = {
+    "implicit-step": implicit_child,
+    "warm-up": warm_up_child,
+    "mmd": mmd_child,
+}

@@ -1,10 +1,9 @@
-"""What benchmarks of speed share: clocks, kernels, FLOPs, processes, a training by the package's loop, a row."""
+"""What rows and comparisons of `gpu.py` share: clocks, kernels, FLOPs, processes, a training by the package's loop."""
 
 import gc
 import json
 import math
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -13,8 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from datetime import date
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -27,13 +25,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, Settings
 from namm.experiments.presets import preset
-from namm.gpu import lay_out
+from namm.gpu import use_channels_last
 from namm.numerics import arithmetic, generator
 from namm.precision import Precision
 from namm.training.objectives import Objective
 from namm.training.settings import TrainSettings
-from namm.training.step_cost import clock, rehearse
-from namm.training.trainer import train
+from namm.training.trainer import clock, rehearse, train
 
 Module = TypeVar("Module", bound=nn.Module)
 MATRIX = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|nvjet|sdpa|flash|wgrad|dgrad|fprop|triton_tem|triton_mm")
@@ -48,7 +45,7 @@ KINDS = {
 }
 """Kinds of kernels that are not matrix products, by what their names match first."""
 SECONDS = 4.0
-"""That a training is timed for, about."""
+"""Approximate length of a timed training."""
 BUSY = 0.7
 
 
@@ -63,31 +60,15 @@ class Figures:
     """Seconds per image in each kernel."""
 
 
-def median_seconds(call: Callable[[], object], device: torch.device, enough: float = 0.3) -> float:
-    """Seconds of a warm call: the median of five groups of `enough` seconds, or one call that takes longer than all."""
-
-    def once(calls: int) -> float:
-        start = clock(device)
-        for _ in range(calls):
-            call()
-        return (clock(device) - start) / calls
-
-    first = once(1)
-    return first if first > 5 * enough else statistics.median(once(math.ceil(enough / first)) for _ in range(5))
+def number(value: float | None, form: str = "") -> str:
+    """Format a figure for people."""
+    return "–" if value is None else format(value, form or (",.0f" if value >= 1000 else ".4g"))
 
 
-def facts(device: torch.device) -> dict[str, str]:
-    """The machine, the version of torch and the date."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
-    return {"machine": name, "torch": torch.__version__, "date": date.today().isoformat()}
+# Other processes
 
 
-def stamp(known: Mapping[str, Any]) -> str:
-    """Those facts in a line."""
-    return "{machine}, torch {torch}, {date}".format(**known)
-
-
-def told_by(script: str, arguments: Sequence[str], caches: str) -> Any:
+def run_apart(script: str, arguments: Sequence[str], caches: str) -> Any:
     """What a call of `script` prints last, as JSON; compilers find and leave their code in the folder `caches`.
 
     Python keeps what it has compiled of a module, as it does by itself.
@@ -101,6 +82,18 @@ def told_by(script: str, arguments: Sequence[str], caches: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def prepare(script: str, calls: Mapping[str, Sequence[str]], processes: int) -> None:
+    """Fill the compiler's cache, by calls of `script` whose figures are thrown away, so many at a time."""
+
+    def run(name: str) -> None:
+        done = subprocess.run([sys.executable, script, *calls[name]], check=False, capture_output=True, text=True)
+        why = f": exit code {done.returncode}, {done.stderr.strip()[-500:]}" if done.returncode else ""
+        print(f"prepared {name}{why}", flush=True)
+
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(run, calls))
+
+
 @contextmanager
 def compiled_by_torch() -> Iterator[None]:
     """Networks with kernels of their own are compiled like any other inside."""
@@ -110,29 +103,18 @@ def compiled_by_torch() -> Iterator[None]:
         yield
 
 
-def prepare(script: str, calls: Mapping[str, Sequence[str]], processes: int) -> None:
-    """Fill the compiler's cache, by calls of `script` whose figures are thrown away, so many at a time."""
-
-    def run(name: str) -> None:
-        done = subprocess.run([sys.executable, script, *calls[name]], check=False, capture_output=True, text=True)
-        failed = done.returncode != 0
-        why = f": exit code {done.returncode}, {done.stderr.strip()[-500:]}" if failed else ""
-        print(f"prepared {name}{why}", flush=True)
-
-    with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(run, calls))
+# Where and how
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how a row is measured."""
+    """Where and how a row is measured; one that `prepares` only fills the compiler's cache: no figure counts."""
 
     device: torch.device
     batch: int
     precision: Precision
     quick: bool
     prepares: bool = False
-    """Whether this only fills the compiler's cache, and no figure is wanted."""
 
     @property
     def brief(self) -> bool:
@@ -150,16 +132,10 @@ class Bench:
         if not self.quick:
             return s
         size: dict[str, Any] = {"size": 8}
-        f = replace(s.map.f, filters=4, blocks=1, downsamplings=1)
-        network = NetworkSettings(
-            filters=8, multipliers=(1,), blocks=1, attention=(), unshuffle=s.mdm.network.unshuffle
-        )
-        return replace(
-            s,
-            data=replace(s.data, **size),
-            map=replace(s.map, g=ForwardSettings(1, 4), f=f),
-            mdm=replace(s.mdm, network=network),
-        )
+        f, unshuffle = replace(s.map.f, filters=4, blocks=1, downsamplings=1), s.mdm.network.unshuffle
+        network = NetworkSettings(filters=8, multipliers=(1,), blocks=1, attention=(), unshuffle=unshuffle)
+        maps, mdm = replace(s.map, g=ForwardSettings(1, 4), f=f), replace(s.mdm, network=network)
+        return replace(s, data=replace(s.data, **size), map=maps, mdm=mdm)
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """The row's precision."""
@@ -170,7 +146,7 @@ class Bench:
         for weight in module.parameters():
             if weight.ndim > 1 and not weight.any():
                 nn.init.normal_(weight, std=0.02)
-        lay_out(module.to(self.device), self.device)
+        use_channels_last(module.to(self.device), self.device)
         return module.eval()
 
     def images(self, n: int, shape: tuple[int, int, int]) -> Tensor:
@@ -186,8 +162,17 @@ class Bench:
         return clock(self.device)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Seconds of a call that is warm."""
-        return median_seconds(call, self.device, 0.01 if self.brief else 0.3)
+        """Seconds of a warm call: the median of five groups of calls, or one call that takes longer than all."""
+        enough = 0.01 if self.brief else 0.3
+
+        def once(calls: int) -> float:
+            start = self.clock()
+            for _ in range(calls):
+                call()
+            return (self.clock() - start) / calls
+
+        first = once(1)
+        return first if first > 5 * enough else statistics.median(once(math.ceil(enough / first)) for _ in range(5))
 
     def fresh(self) -> None:
         """Give back what is not used, and measure memory from here."""
@@ -195,6 +180,23 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+
+    def peak_tflops(self) -> float:
+        """Rate of a product of large bfloat16 matrices."""
+        n = 256 if self.quick else 8192
+        a, b = (torch.randn(n, n, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        torch.mm(a, b)
+        return 2e-12 * n**3 / self.seconds(lambda: torch.mm(a, b))
+
+    def bandwidth(self) -> float:
+        """GB/s, read and written, of a large copy."""
+        source = torch.ones(2**20 if self.quick else 2**30, dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        target.copy_(source)
+        return 2e-9 * source.nbytes / self.seconds(lambda: target.copy_(source))
+
+
+# Kernels
 
 
 class Profile:
@@ -239,20 +241,16 @@ def bound(kernels: Mapping[str, float], wall: float) -> str:
     busy = sum(kernels.values())
     if busy < BUSY * wall:
         return "launch"
-    return "arithmetic" if sum(t for name, t in kernels.items() if is_matrix(name)) > busy / 2 else "memory"
-
-
-def is_matrix(kernel: str) -> bool:
-    """Whether a kernel's name is that of a matrix product or a convolution."""
-    return bool(MATRIX.search(kernel.lower())) and not FUSED.match(kernel)
+    return "arithmetic" if by_kind(kernels).get("matrix", 0.0) > busy / 2 else "memory"
 
 
 def by_kind(kernels: Mapping[str, float]) -> dict[str, float]:
     """Seconds of all kernels of a kind, largest first."""
     found: defaultdict[str, float] = defaultdict(float)
     for name, seconds in kernels.items():
+        is_matrix = MATRIX.search(name.lower()) and not FUSED.match(name)
         matching = (kind for kind, pattern in KINDS.items() if pattern.search(name))
-        found["matrix" if is_matrix(name) else next(matching, "others")] += seconds
+        found["matrix" if is_matrix else next(matching, "others")] += seconds
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
@@ -263,20 +261,7 @@ def flops(call: Callable[[Tensor], object], shape: tuple[int, int, int]) -> floa
     return counter.get_total_flops() / 2
 
 
-def peak_tflops(bench: Bench) -> float:
-    """Rate of a product of large bfloat16 matrices."""
-    n = 256 if bench.quick else 8192
-    a, b = (torch.randn(n, n, device=bench.device, dtype=torch.bfloat16) for _ in range(2))
-    torch.mm(a, b)
-    return 2e-12 * n**3 / bench.seconds(lambda: torch.mm(a, b))
-
-
-def bandwidth(bench: Bench) -> float:
-    """GB/s, read and written, of a large copy."""
-    source = torch.ones(2**20 if bench.quick else 2**30, dtype=torch.uint8, device=bench.device)
-    target = torch.empty_like(source)
-    target.copy_(source)
-    return 2e-9 * source.nbytes / bench.seconds(lambda: target.copy_(source))
+# Measurements
 
 
 def training(
@@ -293,11 +278,7 @@ def training(
     seldom: dict[str, Any] = {"log_every": 10**9, "checkpoint_seconds": math.inf, "validations": 0, "milestones": 0}
     settings = replace(settings, budget=budget, **how, **seldom)
     images = bench.images(8 * bench.batch, shape)
-
-    def step(x: Tensor) -> None:
-        objective(x, *objective.draw((x,), generator(0)))["loss"].backward()
-
-    per_image = flops(step, shape)
+    per_image = flops(lambda x: objective(x, *objective.draw((x,), generator(0)))["loss"].backward(), shape)
     objective.zero_grad()
     profiled = Profile(bench)
 
@@ -334,67 +315,3 @@ def calls(
     short()
     profiled.stop()
     return Figures(ratio * images / seconds, per_image, warmup, profiled.kernels(images))
-
-
-# A row of the table
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of the table; `ours`, `official` and `target` are images/s, or seconds where `unit` says so."""
-
-    name: str
-    work: str
-    batch: int
-    precision: str
-    unit: str
-    note: str
-    official: float | None
-    target: float | None
-    stretch: float | None
-    ours: float | None = None
-    tflops: float | None = None
-    share: float | None = None
-    peak_gib: float | None = None
-    warmup_seconds: float | None = None
-    bound: str = "–"
-    kernels: tuple[tuple[str, float, float], ...] = ()
-    """The ten heaviest: name, milliseconds per batch, share of the time of all."""
-    kinds: Mapping[str, float] = field(default_factory=dict)
-    """Milliseconds per batch by kind of kernel."""
-    error: str | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times faster than the official code."""
-        if self.ours is None or self.official is None:
-            return None
-        return self.official / self.ours if self.unit == "s" else self.ours / self.official
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the target is met, where there is one and a figure."""
-        if self.ours is None or self.target is None:
-            return None
-        return self.ours <= self.target if self.unit == "s" else self.ours >= self.target
-
-    @property
-    def falls_short(self) -> bool:
-        """Whether it failed or missed its target."""
-        return self.error is not None or self.met is False
-
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"ratio": self.ratio, "met": self.met}
-
-    def verdict(self) -> str:
-        """What is to be said of it where it falls short."""
-        what = f"{self.work}, batch {self.batch}, {self.precision}"
-        if self.error:
-            return f"failed: {what}: {self.error}"
-        return f"missed: {what}: {number(self.ours)} {self.unit}, target {number(self.target)}"
-
-
-def number(value: float | None, form: str = "") -> str:
-    """For people."""
-    return "–" if value is None else format(value, form or (",.0f" if value >= 1000 else ".4g"))

@@ -11,6 +11,7 @@ from namm.evaluation import distance_summary
 from namm.experiments.engine import build
 from namm.experiments.engine.settings import Settings
 from namm.generative import Diffusion, EulerMaruyama, Mirrored
+from namm.maps import MirrorMap
 from namm.training.objectives import MapObjective
 from namm.training.train_map import project_weights
 from namm.training.train_model import ModelObjective
@@ -25,9 +26,15 @@ def map_step(bench: Bench, experiment: str, name: str) -> Figures:
 
 
 def map_objective(s: Settings) -> MapObjective:
-    mirror = build.mirror(s.map, build.dataset(s.data).shape[0])
-    rule, weights = build.constraint(s.data.rule), build.weights(s.map.weights)
-    return MapObjective(mirror, rule, noise=build.noise(s.map), weights=weights, regulariser=build.regulariser(s.map))
+    mirror = untrained_mirror(s)
+    rule, weights = build.constraint(s.data.rule), build.weights(s.map.weights, unit=1.0)
+    noise = build.noise(s.map.noise, s.map.sigma_max)
+    return MapObjective(mirror, rule, noise=noise, weights=weights, regulariser=build.regulariser(s.map))
+
+
+def untrained_mirror(s: Settings) -> MirrorMap:
+    """g and f as the settings have them, for images that do not matter."""
+    return build.mirror(s.map, torch.zeros(2, *build.dataset(s.data).shape))
 
 
 def score_step(bench: Bench, name: str) -> Figures:
@@ -64,7 +71,7 @@ def sampling(bench: Bench, name: str, steps: int) -> Figures:
 def whole_samples(bench: Bench, n: int) -> Figures:
     """Samples of the preset `gpu` end to end: the score network by its sampler, then f, then ℓ."""
     s = bench.settings("burgers", "gpu")
-    model, mirror = score_model(s), build.mirror(s.map, 1)
+    model, mirror = score_model(s), untrained_mirror(s)
     rule, source = build.constraint(s.data.rule), Mirrored(model, mirror)
     steps, n = (2, 2 * bench.batch) if bench.quick else (s.samples.sampler.steps, n)
     with torch.no_grad():
@@ -87,7 +94,7 @@ def whole_samples(bench: Bench, n: int) -> Figures:
 def one_map(bench: Bench, side: str) -> Figures:
     """f or g of the paper's pair, without gradients."""
     s = bench.settings("burgers", "paper")
-    shape, network = build.dataset(s.data).shape, getattr(build.mirror(s.map, 1), side).eval()
+    shape, network = build.dataset(s.data).shape, getattr(untrained_mirror(s), side).eval()
     with torch.no_grad(), bench.arithmetic():
         per_image = flops(network, shape)
         x, quick = bench.images(bench.batch, shape), bench.compiled(bench.place(network))

@@ -23,7 +23,7 @@ from rich.table import Table
 from namm.datasets import open_store
 from namm.evaluation import Scores, compare
 from namm.experiments.engine.run import run
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 from namm.experiments.engine.settings import with_seed
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.presets import EXPERIMENTS, Preset, preset
@@ -36,7 +36,7 @@ MINUTES, MAP_MINUTES, WEIGHT = 4.0, 1.5, 0.5
 def scores(chosen: Preset, folder: Path, n: int, subset: int) -> dict[str, Scores]:
     """Both autoencoders, trained first where they are not, and real images."""
     run(chosen, folder, until="vae", force=True)
-    parts = Trained.load(folder)
+    parts = RunParts.load(folder)
     sources = {"MVAE": parts.source("mvae", parts.mirror("map")), "VAE": parts.source("vae", IdentityMap())}
     seed = chosen.settings.evaluate.seed
     with open_store(images_file(folder / "data")) as store:

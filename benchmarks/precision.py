@@ -27,11 +27,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from gpu_tools import facts, stamp
 from namm import train_model
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images
@@ -50,6 +50,7 @@ from namm.training.objectives import MapObjective, Objective
 from namm.training.settings import TrainSettings
 from namm.training.train_model import ModelObjective, load_model, mirror_images
 from namm.training.trainer import validate
+from shared import facts, stamp
 
 PATHS: dict[str, dict[str, Any]] = {
     "plain": {"precision": "fp32", "compile": False},
@@ -85,24 +86,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """One figure over seeds.
-
-    Attributes:
-        ratio: exp of `log_ratio`.
-        log_ratio, standard_error: Mean over seeds of log(fast/plain), and its standard error; 0 for a single seed.
-        ratio_of_means: Mean of fast over mean of plain.
-        spread: Standard deviation over seeds of log(plain), the noise between seeds; none for a single seed.
-        limit: What the ratio may be.
-        agrees: Whether it is no more.
-    """
+    """One figure over seeds."""
 
     figure: str
-    ratio: float
-    log_ratio: float
-    standard_error: float
-    ratio_of_means: float
-    spread: float | None
-    limit: float
+    ratio: float  # exp of `log_ratio`
+    log_ratio: float  # mean over seeds of log(fast/plain)
+    standard_error: float  # of that mean; 0 for a single seed
+    ratio_of_means: float  # of fast over plain
+    spread: float | None  # standard deviation over seeds of log(plain); none for a single seed
+    limit: float  # what the ratio may be
     agrees: bool
 
 
@@ -127,11 +119,9 @@ def learn_score(
     s: Settings, data: Images, held_out: Images, mirror: MirrorMap, folder: Path
 ) -> tuple[ModelObjective, str]:
     """The trained score network with its loss, and the digest of its first weights."""
-    channels, height, width = data.shape[1:]
-    model = untrained("mdm", s, (channels, height, width))
+    model, trained = (untrained("mdm", s, build.dataset(s.data).shape) for _ in range(2))
     start = weights_digest(model)
     train_model(model, data, mirror, settings=s.mdm.train, validation=held_out, folder=folder)
-    trained = untrained("mdm", s, (channels, height, width))
     load_model(trained, folder)
     return ModelObjective(trained).to(device()), start
 
@@ -147,12 +137,12 @@ def study(base: Settings, options: argparse.Namespace) -> list[Row]:
             plain: MirrorMap | None = None
             for path in PATHS:
                 s, folder = settings_of(base, path, seed, options), training_folder(options.out, path, seed)
-                map_start = weights_digest(build.mirror(s.map, data.shape[1]))
+                map_start = weights_digest(build.mirror(s.map, data))
                 rule = build.rule_of(s.data, options.out.joinpath)
-                mirror, _ = learn_map(s, rule, data, held_out, folder / "map")
+                mirror, *_ = learn_map(s.map, rule, data, held_out, folder / "map")
                 plain = plain or mirror
                 model, score_start = learn_score(s, data, held_out, plain, folder / "score")
-                figures = measure_map(s, mirror, held_out) | measure_score(s, model, plain, held_out)
+                figures = measure_all(s, mirror, model, plain, held_out)
                 found.append(Row(path, seed, map_start, score_start, figures))
                 print(found[-1], flush=True)
     return found
@@ -166,24 +156,23 @@ def training_folder(out: Path, path: str, seed: int) -> Path:
 # Measuring, in plain float32
 
 
-def measure_map(s: Settings, mirror: MirrorMap, held_out: Images) -> dict[str, float]:
-    """Figures of the map."""
+def measure_all(
+    s: Settings, mirror: MirrorMap, model: ModelObjective, plain: MirrorMap, held_out: Images
+) -> dict[str, float]:
+    """Figures of the map, and the loss of the score network on g(x) of the plain one."""
     rule = build.placed(build.constraint(s.data.rule))
-    distances = measure(mirror, rule, held_out, s.map.sigma_max, MEASURED)
-    objective = MapObjective(mirror, rule, noise=build.noise(s.map), regulariser=build.regulariser(s.map))
+    noise = build.noise(s.map.noise, s.map.sigma_max)
+    distances = measure(mirror, rule, held_out, noise, MEASURED)
+    objective = MapObjective(mirror, rule, noise=noise, regulariser=build.regulariser(s.map))
     losses = mean_losses(objective, held_out, s.map.train)
+    y = mirror_images(plain, held_out, device())
     return {
         "distance_noisy": distances["distance_map"],
         "distance_clean": distances["distance_cycle"],
         "cycle": losses["val/cycle"],
         "constraint": losses["val/constraint"],
+        "score": mean_losses(model, y, s.mdm.train)["val/loss"],
     }
-
-
-def measure_score(s: Settings, model: ModelObjective, mirror: MirrorMap, held_out: Images) -> dict[str, float]:
-    """The loss of the score network on g(x)."""
-    y = mirror_images(mirror, held_out, device())
-    return {"score": mean_losses(model, y, s.mdm.train)["val/loss"]}
 
 
 def mean_losses(objective: Objective, images: Images, train: TrainSettings) -> dict[str, float]:
@@ -193,7 +182,7 @@ def mean_losses(objective: Objective, images: Images, train: TrainSettings) -> d
             validate(objective, (images,), replace(train, seed=MEASURED + k), device(), torch.float32)
             for k in range(DRAWS)
         ]
-    return {name: _mean([losses[name] for losses in found]) for name in found[0]}
+    return {name: float(np.mean([losses[name] for losses in found])) for name in found[0]}
 
 
 # Judging
@@ -201,12 +190,13 @@ def mean_losses(objective: Objective, images: Images, train: TrainSettings) -> d
 
 def summarise(figure: str, fast: Sequence[float], plain: Sequence[float]) -> Summary:
     """The figures of both paths, one for each seed in the same order, against each other."""
-    logs = [_log(a) - _log(b) for a, b in zip(fast, plain, strict=True)]
-    mean, several = _mean(logs), len(logs) > 1
-    error = _deviation(logs) / math.sqrt(len(logs)) if several else 0.0
-    spread = _deviation([_log(value) for value in plain]) if several else None
-    ratio, limit = math.exp(mean), 1 + max(LEAST, ERRORS * error)
-    return Summary(figure, ratio, mean, error, _mean(fast) / _mean(plain), spread, limit, ratio <= limit)
+    logs = np.array([_log(a) - _log(b) for a, b in zip(fast, plain, strict=True)])
+    log_ratio, several = float(logs.mean()), len(logs) > 1
+    error = float(logs.std(ddof=1)) / math.sqrt(len(logs)) if several else 0.0
+    spread = float(np.std([_log(value) for value in plain], ddof=1)) if several else None
+    ratio, limit = math.exp(log_ratio), 1 + max(LEAST, ERRORS * error)
+    means = float(np.mean(fast) / np.mean(plain))
+    return Summary(figure, ratio, log_ratio, error, means, spread, limit, ratio <= limit)
 
 
 def summaries(found: Sequence[Row]) -> list[Summary]:
@@ -221,15 +211,6 @@ def summaries(found: Sequence[Row]) -> list[Summary]:
 def _log(value: float) -> float:
     """log of a positive number; what is none agrees with nothing."""
     return math.log(value) if 0 < value < math.inf else math.nan
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _deviation(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 # Showing

@@ -29,7 +29,7 @@ import torch
 
 from namm import NAMMPipeline
 from namm.cli import main as namm
-from namm.experiments.engine.run_parts import Trained, device
+from namm.experiments.engine.run_parts import RunParts, device
 
 EXTRA = ["--force"]
 """Arguments of every `namm run` besides: whatever makes it accept maps that have learned nothing."""
@@ -79,12 +79,12 @@ class Level(Constraint):
 Moment = Callable[[Path], bool]
 
 
-def status(stage: str, wanted: str) -> Moment:
+def status(stage: str, expected: str) -> Moment:
     """When that stage of a run is `running`, or `complete`."""
 
     def reached(run: Path) -> bool:
         with suppress(OSError, ValueError):
-            return bool(json.loads((run / stage / "stage.json").read_text())["status"] == wanted)
+            return bool(json.loads((run / stage / "stage.json").read_text())["status"] == expected)
         return False
 
     return reached
@@ -126,7 +126,7 @@ class Failed(Exception):
     """A step did not do what it should."""
 
 
-class Log:
+class Logger:
     """Steps with their seconds, as they come; whatever a step prints is kept in a file, and shown if it fails."""
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ def kept(before: dict[str, bytes]) -> None:
 
 def pipeline(steps: int = 3) -> None:
     """Load what was exported, on the device, with the run's rule, and draw from it."""
-    rule = Trained.load(Path("run")).rule().cpu()
+    rule = RunParts.load(Path("run")).rule().cpu()
     pipe = NAMMPipeline.from_pretrained("pipeline", constraint=rule).to(device())
     found = pipe(batch_size=2, num_inference_steps=steps, generator=0)
     if not (torch.isfinite(found.images).all() and found.distances.device.type == device().type):
@@ -216,7 +216,7 @@ def commands(name: str, experiment: Experiment) -> dict[str, Callable[[], object
     }
 
 
-def try_out(log: Log, name: str, until: str | None) -> None:
+def try_out(log: Logger, name: str, until: str | None) -> None:
     """One experiment in the current folder, as far as it goes: what follows a failure is not tried."""
     experiment = EXPERIMENTS[name]
     before: dict[str, bytes] = {}
@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder to keep everything in; it must not be there (default: none)")
     options = parser.parse_args(arguments)
     usual = [name for name in EXPERIMENTS if name != "compiled" or torch.cuda.is_available()]
-    begin, log, here, path = time.monotonic(), Log(), Path.cwd(), list(sys.path)
+    begin, log, here, path = time.monotonic(), Logger(), Path.cwd(), list(sys.path)
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) if options.out is None else options.out.resolve()
         try:

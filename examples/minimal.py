@@ -70,7 +70,12 @@ def main(steps: int = 300, samples: int = 256, seed: int = 0) -> dict[str, Score
 
     mirror = new_map()
     learned = namm.train_map(
-        mirror, train, divergence, weights=namm.Weights(constraint=2.5), settings=settings(steps, 8, 2e-3, seed)
+        train,
+        divergence,
+        mirror,
+        noise=namm.UniformNoise(0.1),
+        weights=namm.Weights(constraint=2.5),
+        settings=settings(steps, 8, 2e-3, seed),
     )
     ours = namm.Mirrored(new_model(), mirror)
     fitted = namm.train_model(ours.model, train, mirror, settings=settings(steps, 32, 2e-3, seed))

@@ -9,8 +9,6 @@ import torch.nn.functional as F
 
 import namm
 from namm.maps import ICNN, ResNet
-from namm.training.objectives import Weights
-from namm.training.settings import TrainSettings
 
 
 @namm.constraint
@@ -26,11 +24,12 @@ def main(steps: int = 300) -> tuple[float, float]:
     print(neutral.check(images))
     f = ResNet(channels=3, filters=8, blocks=2, normalisation="none", dropout=0.0, skip=True, activation="none")
     mirror = namm.MirrorMap(ICNN(channels=3, layers=1, filters=8), f)
-    settings = TrainSettings(budget=f"{steps} steps", learning_rate=2e-3, schedule="cosine", ema_decay=0.98)
-    namm.train_map(mirror, images[:448], neutral, weights=Weights(constraint=2.5), settings=settings)
-    x, noise = images[448:].to(f.device), 0.1 * torch.randn(64, 3, 16, 16, device=f.device)
+    settings = namm.TrainSettings(budget=f"{steps} steps", learning_rate=2e-3, schedule="cosine", ema_decay=0.98)
+    noise, weights = namm.UniformNoise(0.1), namm.Weights(2.5)  # left out, both are chosen by trials
+    namm.train_map(images[:448], neutral, mirror, noise=noise, weights=weights, settings=settings)
+    x, z = images[448:].to(f.device), 0.1 * torch.randn(64, 3, 16, 16, device=f.device)
     with torch.no_grad():
-        direct, mirrored = neutral(x + noise).mean(), neutral(mirror.to_data(mirror.to_mirror(x) + noise)).mean()
+        direct, mirrored = neutral(x + z).mean(), neutral(mirror.to_data(mirror.to_mirror(x) + z)).mean()
     print(f"mean ℓ with noise added: {direct:.4f}; with the same noise added in mirror space: {mirrored:.4f}")
     return direct.item(), mirrored.item()
 

@@ -119,5 +119,5 @@ def whole_run(tiny_preset, tmp_path_factory, unwatched) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "burgers"
     with unwatched():
         for last in ("evaluate", "vae"):
-            run(tiny_preset, folder, until=last, tell=lambda line: None, progress=False, force=True)
+            run(tiny_preset, folder, until=last, log=lambda line: None, progress=False, force=True)
     return folder

@@ -1,18 +1,28 @@
-"""Nothing is written through a link: a folder that somebody else made costs no file of the user's."""
+"""Locks, claims, and files that are written whole and never through a link, which may lead to a file of the user's."""
 
+import json
 import os
 import stat
+import subprocess
+import sys
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 
-from namm.datasets.partial import grow, only_writer, write_block
+from namm.datasets.store import grow, write_block
 from namm.errors import FolderInUseError, RunFolderError
-from namm.files import owned, write_atomically
-from namm.training.log import MetricsLog
+from namm.files import Claim, only_writer, owned, write_atomically
+from namm.training.log import open_metrics
 
 CONTENT = "years of work"
+HOLDER = """
+import sys, time, pathlib, namm.files
+with getattr(namm.files, sys.argv[2])(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -51,6 +61,37 @@ def test_a_lock_says_who_holds_it_and_keeps_saying_so(tmp_path):
             with pytest.raises(FolderInUseError, match=message), owned(tmp_path):
                 pytest.fail("held twice")
         assert (tmp_path / ".lock").read_text() == f"process {os.getpid()}"
+
+
+@pytest.mark.parametrize("hold", [owned, only_writer])
+def test_a_lock_ends_with_its_process(tmp_path, hold):
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "x"), hold.__name__], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(FolderInUseError, match=f"in use by process {child.pid}:"), hold(tmp_path / "x"):
+        pytest.fail("held twice")
+    child.kill()
+    child.communicate()
+    with hold(tmp_path / "x"):
+        pass
+
+
+def test_a_claimed_folder_is_that_of_its_settings(tmp_path):
+    settings = {"rate": 0.1, "betas": (0.9, 0.99), "network": {"filters": 64}}
+    claim = Claim(tmp_path, "claim.json", "namm study", settings, about={"created": "today"})
+    (tmp_path / ".claim.json.7.partial").write_text("{")  # of a process that was killed
+    claim.take()
+    replace(claim, about={"created": "tomorrow"}).take()
+    assert json.loads((tmp_path / "claim.json").read_text())["created"] == "today"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["claim.json"]
+    other = replace(claim, settings=settings | {"rate": 0.2, "network": {"filters": 32}})
+    with pytest.raises(
+        RunFolderError, match=r"a study with other settings \(network.filters: 64 -> 32; rate: 0.1 -> 0.2\)"
+    ):
+        other.take()
+    with pytest.raises(RunFolderError, match=r"claim.json was not written by a run of namm: choose another folder"):
+        replace(claim, kind="namm run").check()
 
 
 def test_a_file_is_not_written_through_the_name_that_it_grows_under(precious):
@@ -95,5 +136,5 @@ def test_a_log_is_not_begun_through_a_link(precious):
     target = precious.parent / "not there"
     (precious.parent / "run" / "metrics.jsonl").symlink_to(target)
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl is a link"):
-        MetricsLog(precious.parent / "run" / "metrics.jsonl", after_step=0)
+        open_metrics(precious.parent / "run" / "metrics.jsonl", after_step=0)
     assert not target.exists()

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from namm.constraints.contract import ConstraintReport
-from namm.evaluation.quality import DistanceSummary, Scores
+from namm.evaluation.scores import DistanceSummary, Scores
 from namm.evaluation.verdict import Finding, Verdict
-from namm.formatting import format_number, html_table
+from namm.formatting import format_estimate, format_number, html_table, print_table
 from namm.training.trainer import TrainResult
 
 DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
@@ -47,6 +47,19 @@ def test_the_digits_are_those_of_python(value, digits):
 @pytest.mark.parametrize(("value", "spec", "shown"), [(0.04, "g", "0.04"), (7, "d", "7"), (1 / 3, ".4f", "0.3333")])
 def test_other_formats_are_those_of_python(value, spec, shown):
     assert format_number(value, spec) == shown
+
+
+def test_an_estimate_has_fewer_digits_in_its_error():
+    assert format_estimate(0.0123456, 0.00204) == "0.0123 ± 0.0020"
+    assert format_estimate(21, 1.4142, ".4f", ".1f") == "21.0000 ± 1.4"
+
+
+def test_a_table_on_the_terminal(capsys):
+    print_table(["", "ℓ"], [("data", "4.7·10⁻⁸"), ("samples", "–")], title="runs/a", width=40)
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.strip() == "runs/a"
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert rows == [["data", "4.7·10⁻⁸"], ["samples", "–"]]
 
 
 class Cells(HTMLParser):

@@ -10,42 +10,52 @@ from typing import TYPE_CHECKING, Any
 from namm._version import __version__
 
 if TYPE_CHECKING:
-    from namm.constraints import Burgers, Constraint, Count, DivergenceFree, Periodic, TotalFlux, constraint
+    from namm.constraints import (
+        Burgers,
+        Constraint,
+        Count,
+        DivergenceFree,
+        Periodic,
+        TotalFlux,
+        constraint,
+        split_number,
+        with_number,
+    )
     from namm.evaluation.verdict import Verdict, judge
-    from namm.experiments.engine.run_handle import Run
+    from namm.experiments.engine.run_parts import Run
     from namm.generative import VAE, Diffusion, Mirrored
     from namm.inverse import sample_posterior
     from namm.maps import IdentityMap, MirrorMap
     from namm.pipeline import NAMMPipeline
-    from namm.training.objectives import Weights
+    from namm.training.objectives import ModelErrors, UniformNoise, Weights
     from namm.training.settings import TrainSettings
     from namm.training.train_map import finetune_map, train_map
     from namm.training.train_model import train_model
 
-_HOMES = {
-    "Burgers": "namm.constraints",
-    "Constraint": "namm.constraints",
-    "Count": "namm.constraints",
-    "Diffusion": "namm.generative",
-    "DivergenceFree": "namm.constraints",
-    "IdentityMap": "namm.maps",
-    "MirrorMap": "namm.maps",
-    "Mirrored": "namm.generative",
-    "NAMMPipeline": "namm.pipeline",
-    "Periodic": "namm.constraints",
-    "Run": "namm.experiments.engine.run_handle",
-    "TotalFlux": "namm.constraints",
-    "TrainSettings": "namm.training.settings",
-    "VAE": "namm.generative",
-    "Verdict": "namm.evaluation.verdict",
-    "Weights": "namm.training.objectives",
-    "constraint": "namm.constraints",
-    "finetune_map": "namm.training.train_map",
-    "judge": "namm.evaluation.verdict",
-    "sample_posterior": "namm.inverse",
-    "train_map": "namm.training.train_map",
-    "train_model": "namm.training.train_model",
+_EXPORTS = {
+    "namm.constraints": [
+        "Burgers",
+        "Constraint",
+        "Count",
+        "DivergenceFree",
+        "Periodic",
+        "TotalFlux",
+        "constraint",
+        "split_number",
+        "with_number",
+    ],
+    "namm.evaluation.verdict": ["Verdict", "judge"],
+    "namm.experiments.engine.run_parts": ["Run"],
+    "namm.generative": ["VAE", "Diffusion", "Mirrored"],
+    "namm.inverse": ["sample_posterior"],
+    "namm.maps": ["IdentityMap", "MirrorMap"],
+    "namm.pipeline": ["NAMMPipeline"],
+    "namm.training.objectives": ["ModelErrors", "UniformNoise", "Weights"],
+    "namm.training.settings": ["TrainSettings"],
+    "namm.training.train_map": ["finetune_map", "train_map"],
+    "namm.training.train_model": ["train_model"],
 }
+_HOMES = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "VAE",
@@ -57,11 +67,13 @@ __all__ = [
     "IdentityMap",
     "MirrorMap",
     "Mirrored",
+    "ModelErrors",
     "NAMMPipeline",
     "Periodic",
     "Run",
     "TotalFlux",
     "TrainSettings",
+    "UniformNoise",
     "Verdict",
     "Weights",
     "__version__",
@@ -69,8 +81,10 @@ __all__ = [
     "finetune_map",
     "judge",
     "sample_posterior",
+    "split_number",
     "train_map",
     "train_model",
+    "with_number",
 ]
 
 

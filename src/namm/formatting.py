@@ -1,9 +1,13 @@
-"""Results as people read them: a number in one form everywhere, and small tables in notebooks."""
+"""Results as people read them: a number in one form everywhere, and tables for the terminal and for notebooks."""
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Column
 
 ABSENT = "–"
 """What stands where nothing was measured."""
@@ -30,6 +34,24 @@ def format_number(value: float | None, spec: str = ".3g") -> str:
     if -3 <= power < 4:
         return f"{float(f'{mantissa}e{power}'):.{max(0, places - power)}f}"
     return f"{mantissa}·10{str(power).translate(SUPERSCRIPTS)}"
+
+
+def format_estimate(mean: float, error: float, spec: str = ".3g", error_spec: str = ".2g") -> str:
+    """Format a mean and its error or deviation: 0.0123 ± 0.0020."""
+    return f"{format_number(mean, spec)} ± {format_number(error, error_spec)}"
+
+
+def print_table(
+    columns: Sequence["str | Column"], rows: Iterable[Sequence[str]], *, title: str | None = None, width: int = 0
+) -> None:
+    """Print a table on the terminal; `width` columns wide where that is given."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=width or None).print(table)
 
 
 def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:

@@ -19,16 +19,13 @@ QUICK = 2**12
 """Numbers in a batch for each weight tensor, up to which its kernels are done before the next ones are launched."""
 
 
-def lay_out(module: nn.Module, device: torch.device) -> None:
+def use_channels_last(module: nn.Module, device: torch.device) -> None:
     """On a GPU, keep the weights of convolutions channels-last: images follow them, as its matrix units like it."""
-    if device.type == "cuda":
-        for weight in module.parameters():
-            if weight.ndim == 4 and weight.stride() != _channels_last(weight):
+    for weight in module.parameters() if device.type == "cuda" else ():
+        if weight.ndim == 4:
+            strides = torch.empty_like(weight, device="meta", memory_format=torch.channels_last).stride()
+            if weight.stride() != strides:
                 weight.data = weight.data.clone(memory_format=torch.channels_last)  # one input channel needs it too
-
-
-def _channels_last(weight: Tensor) -> tuple[int, ...]:
-    return torch.empty_like(weight, device="meta", memory_format=torch.channels_last).stride()
 
 
 def compile_options(network: nn.Module, device: torch.device, numbers: int, world: int = 1) -> dict[str, Any]:
@@ -74,23 +71,17 @@ def can_record(network: nn.Module, device: torch.device) -> bool:
 class Recorded:
     """`call(*tensors)` by our kernels, its launches recorded as a CUDA graph; the call alone where that cannot be.
 
-    That is without a GPU, and where gradients of `tensors` are wanted. A recording holds sizes and addresses: it is
-    made anew where tensors of other sizes come, where weights have moved, and where they are to be computed with
-    otherwise.
-
-    Args:
-        call: To be recorded; returns a tensor or a dict of them. It may not wait for the GPU, and draws random numbers
-            from torch's own generator alone.
-        weights: A network whose weights may move or whose mode may change between calls; by default `call`, if it is
-            one.
+    That is without a GPU, and where gradients of `tensors` are needed. `call` returns a tensor or a dict of them, may
+    not wait for the GPU and draws random numbers from torch's own generator alone. A recording holds sizes and
+    addresses: it is made anew where tensors of other sizes come, where the precision changes and, if `call` is a
+    network, where its weights have moved or its mode is another.
     """
 
     WARM_UP = 3
     """Calls before a recording, in which libraries choose their algorithms."""
 
-    def __init__(self, call: Callable[..., Any], weights: nn.Module | None = None) -> None:
+    def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
-        self.weights = call if weights is None and isinstance(call, nn.Module) else weights
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made_for: tuple[object, ...] = ()
         self._inputs: tuple[Tensor, ...] = ()
@@ -98,15 +89,15 @@ class Recorded:
 
     def __call__(self, *tensors: Tensor) -> Any:
         """What `call` returns, for the caller to keep."""
-        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if not tensors[0].is_cuda or wanted:
+        needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if not tensors[0].is_cuda or needs_gradient:
             return self.call(*tensors)
         with torch.cuda.device(tensors[0].device):
             if self._graph is None or self._made_for != self._circumstances(tensors):
                 self._record(tensors)
             assert self._graph is not None
-            for kept, tensor in zip(self._inputs, tensors, strict=True):
-                kept.copy_(tensor)
+            for recorded, tensor in zip(self._inputs, tensors, strict=True):
+                recorded.copy_(tensor)
             self._graph.replay()
             if isinstance(self._outputs, Tensor):
                 return self._outputs.clone()
@@ -115,12 +106,12 @@ class Recorded:
     def _circumstances(self, tensors: tuple[Tensor, ...]) -> tuple[object, ...]:
         autocast = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
         tf32 = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-        given = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
-        how = (*given, torch.is_grad_enabled(), *autocast, *tf32)
-        if self.weights is None:
-            return how
-        held = (*self.weights.parameters(), *self.weights.buffers())
-        return (*how, self.weights.training, *(tensor.data_ptr() for tensor in held))
+        inputs = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        circumstances = (*inputs, torch.is_grad_enabled(), *autocast, *tf32)
+        if not isinstance(self.call, nn.Module):
+            return circumstances
+        held = (*self.call.parameters(), *self.call.buffers())
+        return (*circumstances, self.call.training, *(tensor.data_ptr() for tensor in held))
 
     def _record(self, tensors: tuple[Tensor, ...]) -> None:
         self._graph, self._outputs = None, {}
@@ -136,12 +127,14 @@ class Recorded:
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             _forget_shared_memory()
-            how: dict[str, Any] = {"stream": torch.cuda.Stream(), "capture_error_mode": "thread_local"}
-            with torch.cuda.graph(graph, **how):  # meanwhile other threads may use the GPU
-                found = self.call(*self._inputs)
+            side = torch.cuda.Stream()
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):  # others may use the GPU
+                outputs = self.call(*self._inputs)
             _forget_shared_memory()
-        one = isinstance(found, Tensor)
-        self._outputs = found.detach() if one else {name: output.detach() for name, output in found.items()}
+        if isinstance(outputs, Tensor):
+            self._outputs = outputs.detach()
+        else:
+            self._outputs = {name: output.detach() for name, output in outputs.items()}
         self._graph = graph
 
 

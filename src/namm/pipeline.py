@@ -24,7 +24,8 @@ from torch import Tensor, nn
 # diffusers finds the class of a component only in modules that are already imported
 import namm.generative.networks.ncsnpp.network
 import namm.maps.icnn
-import namm.maps.resnet  # noqa: F401
+import namm.maps.resnet
+import namm.maps.rulenet  # noqa: F401
 from namm.constraints.base import Constraint, FunctionConstraint
 from namm.constraints.description import describe, rebuild
 from namm.errors import CheckpointError, NammError, UsageError
@@ -64,6 +65,8 @@ class NAMMPipeline(DiffusionPipeline):
         diffusion: The rest of the model, as `from_parts` writes it.
         constraint: The rule: a `Constraint`, a function ℓ: (B, C, H, W) → (B,), or what `describe` says of a rule.
         verdict: The judgement on the samples, as `Verdict.as_json` writes it, where they were judged.
+        standardisation: Mean and scale of each channel that the maps see images with; empty where they see them as
+            they are.
     """
 
     _optional_components = ["g", "f"]  # noqa: RUF012
@@ -77,11 +80,17 @@ class NAMMPipeline(DiffusionPipeline):
         diffusion: dict[str, Any] | None = None,
         constraint: Constraint | dict[str, Any] | None = None,
         verdict: dict[str, Any] | None = None,
+        standardisation: dict[str, list[float]] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(g=g, f=f, network=network, scheduler=scheduler)
         self._constraint = _as_rule(constraint)
-        self.register_to_config(diffusion=dict(diffusion or {}), constraint=describe(self._constraint), verdict=verdict)
+        self.register_to_config(
+            diffusion=dict(diffusion or {}),
+            constraint=describe(self._constraint),
+            verdict=verdict,
+            standardisation=dict(standardisation or {}),
+        )
         _ = self.diffusion  # refuses settings that make no model
 
     @classmethod
@@ -92,10 +101,7 @@ class NAMMPipeline(DiffusionPipeline):
         constraint: Constraint,
         verdict: Verdict | None = None,
     ) -> Self:
-        """A pipeline of a trained model, its maps, the rule and the verdict on its samples, for its model card.
-
-        Weights are shared, standardisation is copied.
-        """
+        """A pipeline of a trained model, its maps, the rule and the verdict; shares weights, copies standardisation."""
         if not isinstance(mirror, MirrorMap | IdentityMap):
             raise UsageError(f"the maps must be a MirrorMap or the IdentityMap, not a {type(mirror).__name__}.")
         g, f = (mirror.g, mirror.f) if isinstance(mirror, MirrorMap) else (None, None)
@@ -106,7 +112,9 @@ class NAMMPipeline(DiffusionPipeline):
                 raise UsageError(f"{name} is a {kind}; a pipeline can save a ModelMixin of diffusers, such as NCSNpp.")
         settings, betas = _diffusion_settings(model), model.sde.discrete_betas().tolist()
         scheduler = DPMSolverMultistepScheduler(trained_betas=betas, prediction_type=settings["prediction"])
-        return cls(g, f, network, scheduler, settings, constraint, None if verdict is None else verdict.as_json())
+        seen = mirror.standardisation if isinstance(mirror, MirrorMap) else {}
+        judged = None if verdict is None else verdict.as_json()
+        return cls(g, f, network, scheduler, settings, constraint, judged, seen)
 
     @property
     def constraint(self) -> Constraint:
@@ -116,8 +124,13 @@ class NAMMPipeline(DiffusionPipeline):
     @property
     def verdict(self) -> Verdict | None:
         """The judgement on the samples; None where they were not judged."""
-        found = self.config.get("verdict")
-        return None if found is None else Verdict.from_json(found)
+        values = self.config.get("verdict")
+        return None if values is None else Verdict.from_json(values)
+
+    @property
+    def has_own_rule(self) -> bool:
+        """Whether the rule is a user's own, which no folder holds: `from_pretrained` must be given it."""
+        return "own" in self.config.constraint
 
     @property
     def diffusion(self) -> Diffusion:
@@ -127,7 +140,7 @@ class NAMMPipeline(DiffusionPipeline):
     @property
     def mirrored(self) -> Mirrored:
         """The same model for the rest of the package: `pipe.mirrored.sample(8, sampler=EulerMaruyama(1000))`."""
-        mirror = IdentityMap() if self.f is None else MirrorMap(self.g, self.f)
+        mirror = IdentityMap() if self.f is None else MirrorMap(self.g, self.f, **self.config.standardisation)
         return Mirrored(cast(GenerativeModel, self.diffusion), mirror)
 
     def sampler(self, steps: int) -> Sampler:
@@ -172,10 +185,10 @@ class NAMMPipeline(DiffusionPipeline):
         x, y = self.mirrored.sample_pairs(
             batch_size, sampler=self.sampler(num_inference_steps), generator=generator, progress=not quiet
         )
-        found: tuple[Any, ...] = (x, y, self.constraint(x))
+        outputs: tuple[Any, ...] = (x, y, self.constraint(x))
         if output_type == "np":
-            found = tuple(part.movedim(1, -1).cpu().numpy() if part.ndim > 1 else part.cpu().numpy() for part in found)
-        return NAMMPipelineOutput(*found) if return_dict else found
+            outputs = tuple((part.movedim(1, -1) if part.ndim > 1 else part).cpu().numpy() for part in outputs)
+        return NAMMPipelineOutput(*outputs) if return_dict else outputs
 
     # Folders
 
@@ -222,12 +235,12 @@ class NAMMPipeline(DiffusionPipeline):
     @classmethod
     def load_config(cls, *arguments: Any, **options: Any) -> Any:
         """The index of a folder, as diffusers reads it, with the present modules of components that have moved."""
-        found = super().load_config(*arguments, **options)
-        index = found[0] if isinstance(found, tuple) else found
+        loaded = super().load_config(*arguments, **options)
+        index = loaded[0] if isinstance(loaded, tuple) else loaded
         for name, entry in index.items():
             if isinstance(entry, list | tuple) and len(entry) == 2:
                 index[name] = [MOVED.get(entry[0], entry[0]), entry[1]]
-        return found
+        return loaded
 
     def model_card(self) -> str:
         """README.md for the folder."""
@@ -236,8 +249,11 @@ class NAMMPipeline(DiffusionPipeline):
             for name, part in self.components.items()
             if isinstance(part, nn.Module)
         ]
-        option = ", constraint=rule" if "own" in self.config.constraint else ""
-        verdict = "Verdict: not judged." if self.verdict is None else _card_lines(self.verdict)
+        option = ", constraint=rule" if self.has_own_rule else ""
+        verdict = "Verdict: not judged."
+        if self.verdict is not None:
+            first, *others = self.verdict.lines()
+            verdict = "\n".join([f"**{first.capitalize()}**", "", *(f"- {line.strip()}" for line in others)])
         about = {"rule": repr(self.constraint), "option": option, "parts": "; ".join(parts), "verdict": verdict}
         return CARD.format(**about, **self.config.diffusion)
 
@@ -263,12 +279,6 @@ out.images, out.mirror_images, out.distances
 
 The parts: {parts}.
 """
-
-
-def _card_lines(verdict: Verdict) -> str:
-    """The verdict in Markdown, in the words of the terminal."""
-    first, *others = verdict.lines()
-    return "\n".join([f"**{first.capitalize()}**", "", *(f"- {line.strip()}" for line in others)])
 
 
 # The diffusion model as JSON

@@ -9,10 +9,9 @@ values have a second line, from which whole terms are dropped on the right where
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
@@ -51,8 +50,7 @@ class ProgressBar:
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Show `step` and its values, the most important ones first."""
-        terms = [f"{name} {value:.4g}" for name, value in values.items()]
-        self._bar.terms = terms
+        self._bar.terms = terms = [f"{name} {value:.4g}" for name, value in values.items()]
         self._bar.update(self._task, completed=step)
         if not self.visible or self.console.is_terminal:
             return
@@ -82,9 +80,7 @@ class ProgressBar:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 
@@ -96,17 +92,7 @@ class _TwoLines(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
         if self.terms:
-            yield _Terms(self.terms)
-
-
-class _Terms:
-    """As many terms as fit into one line."""
-
-    def __init__(self, terms: Sequence[str]) -> None:
-        self.terms = terms
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(fitted(self.terms, options.max_width), no_wrap=True, overflow="ellipsis")
+            yield Text(fitted(self.terms, self.console.width), no_wrap=True, overflow="ellipsis")
 
 
 def fitted(terms: Sequence[str], width: int) -> str:

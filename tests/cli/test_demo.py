@@ -10,6 +10,7 @@ from namm.experiments.demo import ABOUT
 from namm.experiments.engine.folder import SETTINGS, read_record
 from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.presets import preset
+from namm.formatting import format_number
 from namm.report import page
 
 
@@ -21,7 +22,7 @@ def told(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         draw = page.png
         patch.setattr(page, "png", lambda figure, theme: draw(figure, theme, dpi=20))  # nobody looks at these
-        patch.setattr("namm.cli.demo.tell", printed.append)
+        patch.setattr("namm.cli.demo.log", printed.append)
         for _ in range(2):
             assert main(["demo", "--quick", "--seed", "3", "--out", str(folder)]) == 0
     half = len(printed) // 2
@@ -38,7 +39,8 @@ def test_every_stage_is_explained_before_it_is_run_and_the_report_comes_last(tol
         assert read_record(folder / stage).is_complete(folder / stage)
     assert "map (6 steps)" in text
     results = read_record(folder / "finetune").results
-    assert f"went from {results['distance_samples_before']:.2g} to {results['distance_samples']:.2g}" in text
+    before, after = (format_number(results[name], ".2g") for name in ("distance_samples_before", "distance_samples"))
+    assert f"went from {before} to {after}" in text
     assert first.splitlines()[-1] == f"The report, with pictures: {folder / 'report' / 'report.html'}"
     assert (folder / "report" / "report.html").read_text().startswith("<!DOCTYPE html>")
     assert f"namm evaluate '{folder}'" in first
@@ -55,7 +57,7 @@ def test_its_last_words_are_what_was_measured(told):
     assert f"verdict: {metrics['verdict']['outcome']}" in text
     assert f"total variation is {metrics['rows']['finetuned']['total_variation']:.2f} and spread" in text
     half = metrics["milestones"]["dm"][1]["mean"]
-    assert f"Half-way through its training the baseline's mean ℓ was {half:.3g}." in text
+    assert f"Half-way through its training the baseline's mean ℓ was {format_number(half)}." in text
     seconds = read_record(folder / "dm").compute_seconds
     assert f"and baseline {seconds:.1f} s" in text
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from namm import datasets
 from namm.constraints import TotalFlux
 from namm.datasets import load
 from namm.evaluation import compare, floor
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +29,15 @@ def table(said):
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
 
 
+def numbers(cell):
+    """What a cell shows: a number, or a mean and its deviation."""
+    digits = cell.replace("·10", "e").translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
+    return [float(number) for number in digits.split(" ± ")]
+
+
 def assert_shows(cells, row):
     """`cells` are the figures of a row of metrics.json, to the digits shown."""
-    mean, std = map(float, cells[0].split(" ± "))
-    mmd, mmd_std = map(float, cells[3].split(" ± "))
-    found = [mean, std, float(cells[1]), float(cells[2]), mmd, mmd_std, float(cells[4]), float(cells[5])]
+    found = [number for cell in cells for number in numbers(cell)]
     distance = row["distance"]
     wanted = [distance["mean"], distance["std"], distance["quantiles"][2], distance["max"]]
     wanted += [*row["mmd"], row["total_variation"], row["spread"]]
@@ -84,7 +89,7 @@ def test_several_runs_are_shown_as_mean_and_deviation(namm, whole_run, tmp_path)
     shown, row = table(said), rows_of(whole_run)["dm"]
     factors = np.array([1, 2, 6])
     for cell, value in ((0, row["distance"]["mean"]), (3, row["mmd"][0])):
-        mean, std = map(float, shown["dm"][cell].split(" ± "))
+        mean, std = numbers(shown["dm"][cell])
         assert mean == pytest.approx(3 * value, rel=0.006)
         assert std == pytest.approx(value * factors.std(ddof=1), rel=0.06)
     assert shown["dm"][5].endswith("± 0")
@@ -105,7 +110,7 @@ def test_kid_and_fid_are_shown_where_they_were_measured(namm, whole_run, tmp_pat
     assert shown["dm"][4:6] == ["0.0125 ± 0.0030", "20.00"]
     assert shown["data"][4:6] == ["–", "–"]
     code, said = namm("evaluate", *copies)
-    assert table(said)["dm"][5] == "21 ± 1.4"
+    assert table(said)["dm"][5] == "21.0 ± 1.4"
     assert "FID" not in namm("evaluate", whole_run)[1]
 
 
@@ -146,7 +151,7 @@ def test_a_file_of_samples_against_the_data_of_a_run(namm, whole_run):
     code, said = namm("evaluate", samples, "--against", data, *options, "-o", "deep/m.json")
     assert code == 0
     written = json.loads(Path("deep/m.json").read_text())
-    rule, test = Trained.load(whole_run).rule(), load(data, "test")
+    rule, test = RunParts.load(whole_run).rule(), load(data, "test")
     how = {"subsets": 3, "size": 30, "seed": 4}
     with h5py.File(samples) as file:
         ours = compare(file["images"][:], test, rule, **how)
@@ -174,6 +179,16 @@ def test_any_images_by_any_rule(namm, tmp_path):
         means.append(json.loads(Path("m.json").read_text())["rows"]["samples"]["distance"]["mean"])
     x = torch.from_numpy(np.load("a.npy")).movedim(-1, 1)
     assert means == pytest.approx([float(TotalFlux(5.0)(x).mean())] * 2, rel=1e-5)
+
+
+def test_every_suffix_of_hdf5_is_read_where_it_lies(namm, monkeypatch):
+    open_images, opened = datasets.open_images, []
+    monkeypatch.setattr(datasets, "open_images", lambda path, **how: opened.append(path) or open_images(path, **how))
+    with h5py.File("a.he5", "w") as file:
+        file["x"] = np.random.default_rng(0).random((20, 1, 4, 4), np.float32)
+    against = ["--against", "a.he5", "--layout", "NCHW", "--against-layout", "NCHW", "--constraint", "flux"]
+    code, said = namm("evaluate", "a.he5", *against, "--key", "x", "--against-key", "x", "--subsets", 1)
+    assert (code, opened) == (0, [Path("a.he5")] * 2), said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from namm import Burgers, NAMMPipeline
 from namm.cli import main
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_the_pipeline_makes_the_evaluations_samples(whole_run, tmp_path, capsys)
         out = call(pipe)
         for name in ("images", "mirror_images", "distances"):
             np.testing.assert_allclose(getattr(out, name), file[name][:5], atol=1e-4, rtol=1e-3)
-    g = Trained.load(whole_run).mirror("finetune").g
+    g = RunParts.load(whole_run).mirror("finetune").g
     assert all(torch.equal(a, b) for a, b in zip(pipe.g.parameters(), g.parameters(), strict=True))
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["pipe"]
 
@@ -65,7 +65,7 @@ def test_before_finetuning_the_maps_own_f(whole_run, tmp_path, capsys):
     shutil.rmtree(copy / "finetune")
     assert main(["export", "run", "-o", "pipe"]) == 0
     assert "through the map's f, not finetuned" in capsys.readouterr().out
-    f = Trained.load(whole_run).mirror("map").f
+    f = RunParts.load(whole_run).mirror("map").f
     pipe = NAMMPipeline.from_pretrained("pipe")
     assert all(torch.equal(a, b) for a, b in zip(pipe.f.parameters(), f.parameters(), strict=True))
     shutil.rmtree(copy / "mdm")

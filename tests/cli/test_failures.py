@@ -15,9 +15,8 @@ import pytest
 import torch
 
 import namm.cli
-from namm.cli import COMMANDS, main, sentences
-from namm.cli.failures import explain
-from namm.errors import DataError, Interrupted, MemoryShortage, NammWarning, UsageError
+from namm.cli import COMMANDS, main, warnings_as_sentences
+from namm.errors import DataError, Interrupted, MemoryShortage, NammWarning, UsageError, explain
 
 ERRORS = {
     "usage": (UsageError("n must be positive."), 2, "n must be positive."),
@@ -91,7 +90,8 @@ def test_every_error_is_one_line_and_debug_shows_more(error, monkeypatch, capsys
 
 @pytest.mark.parametrize(("command", "again"), [("sweep", "goes on where this one stopped"), ("check", "starts again")])
 def test_ctrl_c_says_what_the_same_command_does(command, again):
-    assert explain(KeyboardInterrupt(), command) == (f"interrupted; the same command {again}.", 1)
+    said = explain(KeyboardInterrupt(), resumes=COMMANDS[command].resumes)
+    assert said == (f"interrupted; the same command {again}.", 1)
 
 
 # What really goes wrong
@@ -341,7 +341,7 @@ def test_a_file_that_became_unreadable_half_way_is_named(place, capsys):
 
 def test_our_own_warnings_are_sentences_and_others_keep_their_place():
     before = warnings.formatwarning
-    with sentences():
+    with warnings_as_sentences():
         ours = warnings.formatwarning("σ_max is large.", NammWarning, "maps.py", 7)
         others = warnings.formatwarning("old", DeprecationWarning, "maps.py", 7, "code")
     assert ours == "namm: warning: σ_max is large.\n"

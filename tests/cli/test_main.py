@@ -55,7 +55,7 @@ def test_unknown_options_exit_with_2(capsys):
 
 
 def test_help_into_a_program_that_stops_reading_is_no_error():
-    """As in `namm run burgers --help | head -1`."""
+    """`namm run burgers --help | head -1` ends without a traceback."""
     help_ = subprocess.Popen(
         [sys.executable, "-m", "namm", "run", "burgers", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -8,7 +8,6 @@ import sys
 import h5py
 import numpy as np
 import pytest
-import torch
 import yaml
 from own_files import OWN, RULE, TINY, ions, write
 
@@ -17,6 +16,7 @@ from namm.constraints import constraint
 from namm.datasets import open_store
 from namm.errors import DataError, NammWarning
 from namm.experiments.engine.folder import read_record
+from namm.training.tune import COSTS, RANGE
 
 
 @pytest.fixture
@@ -68,17 +68,17 @@ def test_settings_say_which_data_and_which_rule(mine):
     assert sorted(copied[:, 0, 0, 0]) == sorted(ions()[:, 0, 0, 0])
 
 
-def test_sigma_and_lambda_are_measured_on_the_images(mine):
+def test_sigma_and_lambda_are_chosen_by_trials_that_the_run_keeps(mine):
     settings = yaml.safe_load((mine / "runs/own/settings.yaml").read_text())
-    x = torch.from_numpy(ions())
-    sigma = settings["map"]["sigma_max"]
-    assert sigma == pytest.approx(0.4 * x.std().item(), rel=0.06)
-    # Three channels of noise σ sum to √3 σ, whose mean absolute value is √(2/π) of that.
-    expected = 10 * sigma / (np.sqrt(2 / np.pi) * np.sqrt(3) * sigma)
-    assert settings["map"]["weights"]["constraint"] == pytest.approx(expected, rel=0.05)
-    assert settings["finetune"]["sigma_max"] == sigma
-    assert settings["finetune"]["weights"]["constraint"] == settings["map"]["weights"]["constraint"]
+    assert settings["map"]["tune"]
     assert settings["evaluate"]["subset"] == 20
+    results = read_record(mine / "runs/own/map").results
+    tuning = results["tuning"]
+    assert RANGE[0] <= tuning["sigma"] == results["sigma_max"] <= RANGE[1]
+    assert [trial["cost"] for trial in tuning["trials"]] == list(COSTS)
+    assert tuning["weight"] / tuning["unit"] == pytest.approx(results["weight_unit"] * 10 / tuning["unit"])
+    assert tuning["unit"] == pytest.approx(tuning["sigma"] / tuning["distance_errors"], rel=0.01)
+    assert read_record(mine / "runs/own/map").compute_seconds > tuning["compute_seconds"] > 0
 
 
 def test_the_same_command_does_nothing_again_and_says_what_it_found(mine, namm):
@@ -163,7 +163,7 @@ def test_what_is_asked_for_wins_over_what_is_measured(mine, namm):
     assert settings["finetune"]["sigma_max"] == 0.3
     assert settings["evaluate"]["subset"] == 10
     assert settings["data"]["n_train"] == 50
-    assert settings["map"]["weights"]["constraint"] == pytest.approx(10 / np.sqrt(6 / np.pi), rel=0.05)
+    assert not settings["map"]["tune"]
     assert namm("run", *OWN, *TINY, "--map.weights.constraint", "3", "--until", "data", "--out", "third")[0] == 0
     settings = yaml.safe_load((mine / "third/settings.yaml").read_text())
     assert settings["finetune"]["weights"]["constraint"] == 3
@@ -175,7 +175,7 @@ def test_other_presets_take_own_data_too(mine, namm, preset):
     code, said = namm("run", "--data", "a.npy", *OWN[2:], "--preset", preset, "--until", "data", "--out", "other")
     assert code == 0, said
     settings = yaml.safe_load((mine / "other/settings.yaml").read_text())
-    assert settings["map"]["f"]["activation"] == "none"  # images of any sign
+    assert preset == "gpu" or settings["map"]["f"]["activation"] == "none"  # images of any sign
     assert not settings["map"]["train"]["compile"]
     assert settings["evaluate"]["n_fid"] == settings["evaluate"]["kid_subsets"] == 0  # these are no pictures
     assert settings["dm"]["equal_compute"]
@@ -183,8 +183,8 @@ def test_other_presets_take_own_data_too(mine, namm, preset):
 
 def test_images_of_unusual_size_get_a_word(mine, namm):
     np.save("a.npy", 1e-3 * ions(40))
-    _, said = namm("run", "--data", "a.npy", *OWN[2:], "--until", "data", "--out", "other")
-    assert "standard deviation is 0.00041: maps learn best near 1" in said
+    _, said = namm("run", "--data", "a.npy", *OWN[2:], "--preset", "paper", "--until", "data", "--out", "other")
+    assert "standard deviation is 4.1·10⁻⁴: maps learn best near 1" in said
 
 
 def test_training_one_thing_and_a_file_of_settings(mine, namm):
@@ -215,9 +215,9 @@ def settled(*arguments, **own):
 
 def test_what_is_given_stays_also_where_it_is_what_the_preset_says(here, capsys):
     found = settled("--map.sigma-max", "0.1", "--finetune.weights.constraint=5.0")
-    assert (found.map.sigma_max, found.finetune.sigma_max) == (0.1, 0.1)
-    assert "with noise of σ_max = 0.1;" in capsys.readouterr().out
-    assert found.map.weights.constraint == pytest.approx(10 / np.sqrt(6 / np.pi), rel=0.05)
+    assert (found.map.sigma_max, found.finetune.sigma_max) == (0.1, 0.025)
+    assert not found.map.tune
+    assert "with noise of 0.1 of their spread" in capsys.readouterr().out
     assert found.finetune.weights.constraint == 5
     assert settled("--evaluate.subset", "1000").evaluate.subset == 1000
 
@@ -228,10 +228,11 @@ def test_a_short_file_of_settings_is_measured_but_for_what_it_gives(here):
     measured = settled()  # by which the rule is this user's own
     found = settled(config="short.yaml")
     assert (found.map, found.finetune, found.evaluate) == (measured.map, measured.finetune, measured.evaluate)
-    assert found.map.sigma_max != 0.1
+    assert found.map.tune
     (here / "more.yaml").write_text(data + "map: {sigma_max: 0.1}\nfinetune: {sigma_max: 0.1}\n")
     found = settled("--finetune.sigma-max", "0.3", config="more.yaml")
     assert (found.map.sigma_max, found.finetune.sigma_max) == (0.1, 0.3)
+    assert not found.map.tune
     assert found.evaluate.subset == 20
 
 
@@ -336,7 +337,7 @@ def huge(x):
     return 1e33 * x.sum(1).abs().mean((1, 2))
 
 def steep(x):
-    return torch.exp(1000 * x.sum(1).abs().mean((1, 2))) - 1
+    return torch.exp(5000 * x.sum(1).abs().mean((1, 2))) - 1
 
 number = 3
 """
@@ -346,8 +347,8 @@ number = 3
     ("rule", "code", "message"),
     [
         ("wrong:bounded", 1, "bounded is inactive: its mean distance is 0 on the data and 0 with noise of 0."),
-        ("wrong:faint", 1, "which asks for λ = 7.2e+33, and float32 cannot train with that: multiply ℓ by 4e+33"),
-        ("wrong:huge", 1, "float32 cannot train with that: multiply ℓ by 4e-33 in the rule"),
+        ("wrong:faint", 1, "and float32 cannot train with that: multiply ℓ by 2e+34"),
+        ("wrong:huge", 1, "float32 cannot train with that: multiply ℓ by 2e-32 in the rule"),
         ("wrong:steep", 1, "steep is inf at image 0 of the data with noise"),
         ("wrong:flat", 1, "flat has zero gradient"),
         ("wrong:whole", 1, "whole returned shape ()"),
@@ -400,8 +401,8 @@ def test_sigma_and_lambda_far_from_usual_are_warned_of_before_the_map_is_trained
     with pytest.warns(NammWarning) as found:
         assert namm("run", *OWN, *TINY, *asked)[0] == 0
     said = [str(each.message) for each in found]
-    assert any("σ_max = 50 is 1.2e+02 standard deviations of the images (0.41), which drowns" in each for each in said)
-    assert any("λ = 1e+08 makes λ·ℓ" in each and "ignore all but the rule" in each for each in said)
+    assert any("σ_max = 50 is 50 standard deviations of the images (1), which drowns" in each for each in said)
+    assert any("makes λ·ℓ" in each and "ignore all but the rule" in each for each in said)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_jobs_are_asked_for_as_by_a_sweep(tiny_preset, whole_run, tmp_path, monk
 
     shutil.copytree(whole_run, tmp_path / "out" / "burgers-seed0")
     monkeypatch.setattr("namm.cli.paper.preset", lambda experiment, name: tiny_preset)
-    monkeypatch.setattr("namm.experiments.sweeps.link_stages.run_cells", run_cells)
+    monkeypatch.setattr("namm.experiments.sweeps.cell.run_cells", run_cells)
     arguments = ["paper", "table1", "--out", str(tmp_path / "out"), "--experiments", "burgers", "--on", "slurm"]
     slurm = ["--slurm", "partition=gpu", "gpus_per_node=1", "--jobs", "3", "--slurm", "timeout_min=90"]
     assert main([*arguments, *slurm]) == 0

@@ -53,7 +53,7 @@ def test_run_list_status(namm, tmp_path):
     code, out, _ = namm("run", "periodic", "--until=map", *SHORT, "--map.sigma-max", "0.2")
     assert code == 0
     assert out.count("done before") == 1
-    assert "map.sigma_max: 0.1 -> 0.2" in out
+    assert "map.sigma_max: 0.3 -> 0.2" in out
 
     code, out, _ = namm("list")
     assert code == 0
@@ -126,7 +126,7 @@ def test_folders_that_are_not_this_run_are_refused(namm, tmp_path):
     namm("run", "periodic", "--until", "data", *SHORT)
     code, _, err = namm("run", "burgers", "--until", "data", "--out", "runs/periodic")
     assert code == 1
-    assert "run of the experiment 'periodic'" in err
+    assert "experiment: periodic -> burgers" in err
     code, _, err = namm("run", "burgers", "--until", "data", "--out", str(tmp_path))
     assert code == 1
     assert "not a run of namm" in err

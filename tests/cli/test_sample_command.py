@@ -10,10 +10,11 @@ import pytest
 import torch
 import yaml
 
-from namm.datasets import partial
+from namm.datasets import store
 from namm.experiments.engine import build
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 from namm.experiments.engine.settings import SamplerSettings
+from namm.formatting import format_estimate, format_number
 from namm.maps import IdentityMap
 
 
@@ -35,7 +36,7 @@ def read(path):
 
 def expected(run, model, mirror, sampler, seed, n):
     """x, y and ℓ by the package's own objects."""
-    trained = Trained.load(run)
+    trained = RunParts.load(run)
     options = {} if sampler is None else {"sampler": build.sampler(sampler)}
     x, y = trained.source(model, mirror).sample_pairs(n, generator=seed, progress=False, **options)
     return {"images": x, "mirror_images": y, "distances": trained.rule()(x)}
@@ -54,9 +55,10 @@ def test_by_default_samples_of_the_model_through_the_finetuned_f(namm, whole_run
     assert code == 0
     assert "through the finetuned f, dpm-solver of 4 steps, seed 0" in said
     found = read("samples.h5")
-    assert_close(found, expected(whole_run, "mdm", Trained.load(whole_run).mirror("finetune"), DPM, 0, 70))
+    assert_close(found, expected(whole_run, "mdm", RunParts.load(whole_run).mirror("finetune"), DPM, 0, 70))
     ell = found["distances"].astype(float)
-    assert f"mean {ell.mean():.3g} ± {ell.std(ddof=1):.3g}, median {np.median(ell):.3g}, worst {ell.max():.3g}" in said
+    mean, median, worst = format_estimate(ell.mean(), ell.std(ddof=1)), *map(format_number, (np.median(ell), ell.max()))
+    assert f"mean {mean}, median {median}, worst {worst}" in said
     assert f"(sample {ell.argmax()})" in said
     before = found
     code, said = namm("sample", whole_run, "-n", 70)
@@ -77,14 +79,14 @@ def test_before_finetuning_through_the_maps_f(namm, copy):
     code, said = namm("sample", "mine", "-n", 5, "-o", "a.h5")
     assert code == 0
     assert "through the map's f, not finetuned" in said
-    assert_close(read("a.h5"), expected(copy, "mdm", Trained.load(copy).mirror("map"), DPM, 0, 5))
+    assert_close(read("a.h5"), expected(copy, "mdm", RunParts.load(copy).mirror("map"), DPM, 0, 5))
 
 
 @pytest.mark.parametrize("model", ["dm", "mvae", "vae"])
 def test_other_models(namm, whole_run, model):
     code, _ = namm("sample", whole_run, "-n", 5, "-o", "a.h5", "--model", model, "--seed", 9)
     assert code == 0
-    mirror = Trained.load(whole_run).mirror("map") if model == "mvae" else IdentityMap()
+    mirror = RunParts.load(whole_run).mirror("map") if model == "mvae" else IdentityMap()
     found = read("a.h5")
     assert_close(found, expected(whole_run, model, mirror, DPM if model == "dm" else None, 9, 5))
     assert found["model"] == model
@@ -95,7 +97,7 @@ def test_another_sampler(namm, whole_run):
     code, said = namm("sample", whole_run, "-n", 3, "-o", "a.h5", "--sampler", "ddim", "--steps", 3)
     assert code == 0
     assert "ddim of 3 steps" in said
-    f = Trained.load(whole_run).mirror("finetune")
+    f = RunParts.load(whole_run).mirror("finetune")
     assert_close(read("a.h5"), expected(whole_run, "mdm", f, SamplerSettings("ddim", 3), 0, 3))
     assert "unipc of 50 steps" in namm("sample", whole_run, "-n", 1, "-o", "b.h5", "--sampler", "unipc")[1]
 
@@ -116,7 +118,7 @@ def test_the_seed_of_the_finetuning_is_warned_of(namm, whole_run, copy):
 def test_an_interrupted_file_is_gone_on_with(namm, whole_run, monkeypatch, tmp_path):
     arguments = ("sample", whole_run, "-n", 200, "--batch-size", 64)
     assert namm(*arguments, "-o", "whole.h5")[0] == 0
-    write_block, written = partial.write_block, []
+    write_block, written = store.write_block, []
 
     def stopping(file, block, rows):
         if len(written) in (6, 13):
@@ -125,7 +127,7 @@ def test_an_interrupted_file_is_gone_on_with(namm, whole_run, monkeypatch, tmp_p
         written.append(block)
         write_block(file, block, rows)
 
-    monkeypatch.setattr(partial, "write_block", stopping)
+    monkeypatch.setattr(store, "write_block", stopping)
     for _ in range(2):
         code, said = namm(*arguments, "-o", "a.h5")
         assert code == 1

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from own_files import MARK, OWN, TINY
 
-from namm.cli import TRUSTING
-from namm.experiments.engine.trust import record_path
+from namm.cli import COMMANDS
+from namm.experiments.engine.user_rule import record_path
 
 SETTINGS = "stranger/runs/own/settings.yaml"
 RUN = "stranger/runs/own"
@@ -72,7 +72,8 @@ def test_a_rule_that_was_never_run_is_refused_with_its_place_and_the_remedy(mark
 
 
 def test_every_command_that_may_run_a_rule_takes_the_option():
-    assert set(TRUSTING) == {*USING, "evaluate", "report"}
+    trusting = {name for name, command in COMMANDS.items() if command.trusts}
+    assert trusting == {*USING, "evaluate", "report"}
 
 
 def test_an_evaluation_that_is_missing_needs_the_rule(mark, namm):

@@ -140,4 +140,5 @@ def test_settings_without_meaning_are_refused_at_once(bad):
 
 
 def test_repr_names_the_step():
-    assert repr(Burgers(euler)) == "Burgers(step=euler, nu=0.05, length=10.0, dt=0.025, inner_steps=5, flipped=True)"
+    kept = "nu=0.05, length=10.0, dt=0.025, inner_steps=5, flipped=True, max_speed=1.5"
+    assert repr(Burgers(euler)) == f"Burgers(step=euler, {kept})"

@@ -216,7 +216,7 @@ class TestLazy:
         assert len(lazy) == 7
 
     def test_pieces_cover_everything(self, lazy, monkeypatch):
-        monkeypatch.setattr("namm.datasets.lazy.PIECE_BYTES", 2 * NCHW[0].nbytes)
+        monkeypatch.setattr("namm.datasets.readers.PIECE_BYTES", 2 * NCHW[0].nbytes)
         assert len(lazy.pieces()) == 4
         np.testing.assert_array_equal(torch.cat([lazy[s] for s in lazy.pieces()]), NCHW)
 

@@ -202,7 +202,7 @@ def test_two_writers_do_not_meet(tmp_path):
     path = tmp_path / "x.h5"
     with (tmp_path / "x.h5.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(RunFolderError, match="being written by another process"):
+        with pytest.raises(RunFolderError, match="in use by another process"):
             write_store(path, RECIPE, SIZES, quiet=True)
         assert not path.exists()
     write_store(path, RECIPE, SIZES, quiet=True)
@@ -214,7 +214,7 @@ def test_a_writer_is_alone_while_it_writes(tmp_path):
 
     class Nested(UnitCells):
         def draw(self, n, rng):
-            with pytest.raises(RunFolderError, match="being written by another process"):
+            with pytest.raises(RunFolderError, match=f"in use by process {os.getpid()}:"):
                 write_store(path, RECIPE, SIZES, quiet=True)
             return super().draw(n, rng)
 
@@ -270,13 +270,14 @@ WRITER = f"""
 import os, signal, sys
 path, place, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 import h5py
-from namm.datasets import UnitCells, store, write_store
+from namm import files
+from namm.datasets import UnitCells, write_store
 owner, name = {{
     "lay out": (h5py.AttributeManager, "__setitem__"),
     "begin": (os, "replace"),
     "write": (h5py.Dataset, "__setitem__"),
     "flush": (h5py.File, "flush"),
-    "publish": (store.partial, "rename_durably"),
+    "publish": (files, "rename_durably"),
 }}.get(place, (None, None))
 if owner:
     real = getattr(owner, name)

@@ -1,9 +1,7 @@
 """MMD against brute force, closed forms and its own null distribution."""
 
-import re
-import runpy
 from importlib import import_module
-from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 
 from namm.errors import DataError, UsageError
 from namm.evaluation import median_bandwidth, mmd, mmd2, mmd2_null, mmd_floor
+from namm.evaluation.mmd import View, held, read
 from namm.numerics import generator
 
 module = import_module("namm.evaluation.mmd")  # `namm.evaluation.mmd`, the attribute, is the function
@@ -207,16 +206,52 @@ def test_what_cannot_be_compared_is_refused(small_blocks):
         mmd(x, x, subsets=0, size=4)
 
 
-def test_benchmark_prints_the_ratios_of_its_figures(capsys):
-    main = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "mmd.py"))["main"]
-    main.__globals__["MAX_BYTES"] = 1
-    assert main(["--quick"]) == 1
-    printed = capsys.readouterr().out
-    row = r"([\d.]+) s +([\d.]+) CPU s +([\d.]+) MiB +MMD² ([\d.e+-]+)"
-    ours, naive = (list(map(float, found)) for found in re.findall(row, printed))
-    in_time, in_cpu, in_memory = map(float, re.findall(r"([\d.]+) in (?:time|CPU time|memory)", printed))
-    assert in_time == pytest.approx(naive[0] / ours[0], rel=0.2, abs=0.02)
-    assert in_cpu == pytest.approx(naive[1] / ours[1], rel=0.2, abs=0.02)
-    assert in_memory == pytest.approx(naive[2] / ours[2], abs=0.02)
-    assert naive[3] == pytest.approx(ours[3], abs=1e-5)
-    assert printed.endswith(": missed\n")
+# How metrics read images
+
+
+class Disk:
+    """Images that count how often they are read."""
+
+    def __init__(self, images):
+        self.images, self.shape, self.reads = images, tuple(images.shape), 0
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return self.images[index]
+
+
+@pytest.fixture
+def images():
+    return torch.randn(20, 1, 3, 2, generator=torch.Generator().manual_seed(0))
+
+
+def test_what_is_held_is_read_once(images):
+    disk = Disk(images)
+    copy = held(disk)
+    assert isinstance(copy, torch.Tensor)
+    assert torch.equal(copy, images)
+    assert held(copy) is copy
+    assert disk.reads == 1
+
+
+def test_subsets_are_drawn_from_memory(images):
+    disk = Disk(images)
+    assert mmd(disk, images + 1, subsets=5, size=8) == mmd(images, images + 1, subsets=5, size=8)
+    assert disk.reads == 1
+    assert mmd_floor(disk, subsets=5, size=8) == mmd_floor(images, subsets=5, size=8)
+    assert disk.reads == 2
+
+
+def test_a_view_keeps_its_rows_and_their_numbers(images):
+    images[7] = torch.nan
+    view = held(View(Disk(images), np.array([2, 5, 7])))
+    assert torch.equal(view[:2], images[[2, 5]])
+    with pytest.raises(DataError, match="image 7 of the samples"):
+        read(view, slice(None), "samples")
+
+
+def test_what_would_fill_the_memory_stays_on_disk(images, monkeypatch):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8 * 4 * images.numel() - 1))
+    disk = Disk(images)
+    assert held(disk) is disk
+    assert disk.reads == 0

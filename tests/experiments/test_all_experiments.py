@@ -77,7 +77,7 @@ def test_every_stage_of_every_experiment(experiment, counter, tmp_path):
 def whole(chosen, folder):
     """Run all stages; what they measured is what the rule says of their files."""
     experiment = chosen.experiment
-    records = run(chosen, folder, tell=lambda line: None, progress=False, force=True)
+    records = run(chosen, folder, log=lambda line: None, progress=False, force=True)
     assert [name for name, record in records.items() if record.is_complete(folder / name)] == [
         *("data", "map", "mdm", "samples", "finetune", "dm", "evaluate", "report")
     ]
@@ -115,8 +115,8 @@ def test_a_rule_that_sigma_max_does_not_wake_and_constant_images_end_the_stage_d
     bounded = constraint(lambda x: (x.abs() - most).clamp(min=0).mean((1, 2, 3)), name="bounded")
     monkeypatch.setattr("namm.experiments.engine.build.constraint", lambda rule: bounded)
     with pytest.raises(ConstraintError, match=r"bounded is inactive: .* or take more noise: map\.sigma_max"):
-        run(chosen, tmp_path / "inactive", tell=lambda line: None, progress=False)
+        run(chosen, tmp_path / "inactive", log=lambda line: None, progress=False)
     monkeypatch.setattr(type(recipe), "blocks", lambda self, seed, split, ks: (torch.full_like(x, 0.3) for _ in ks))
     with pytest.raises(DataError, match="the data are constant: in all 24 images"):
-        run(chosen, tmp_path / "constant", tell=lambda line: None, progress=False)
+        run(chosen, tmp_path / "constant", log=lambda line: None, progress=False)
     assert not list(tmp_path.glob("*/map"))

@@ -15,13 +15,12 @@ from namm.datasets import load
 from namm.errors import RunFolderError, UsageError
 from namm.experiments.assimilation import posterior_file as assimilation_file
 from namm.experiments.assimilation.assimilate import Sampling, Score, Setting, assimilate, guidance, priors, score
-from namm.experiments.assimilation.figures import as_image
-from namm.experiments.assimilation.posterior_file import read_scores, read_truth, remembered, write_outcomes
+from namm.experiments.assimilation.posterior_file import as_image, read_scores, read_truth, remembered, write_outcomes
 from namm.experiments.assimilation.tasks import Task, make_task, named_operator, other_numbers, papers_observation
 from namm.experiments.assimilation.tuning import choose, crossings, grid, tune
 from namm.experiments.burgers import BurgersData
 from namm.experiments.divergence import DivergenceData
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 from namm.experiments.flux import FluxData
 from namm.generative import Diffusion, Mirrored
 from namm.inverse import Columns, DDIMSteps, DPSGuidance, GaussianNoise, sample_posterior
@@ -33,7 +32,7 @@ THREE = [Setting("dps", 1e-4), Setting("cg-dps", 1e-4, 50.0), Setting("mirror-dp
 
 @pytest.fixture(scope="module")
 def trained(whole_run):
-    return Trained.load(whole_run)
+    return RunParts.load(whole_run)
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +98,8 @@ def test_observations_that_do_not_fit(name, message):
 def test_truths_are_held_out_and_their_noise_is_their_own(trained, task, whole_run):
     held_out = load(whole_run / "data" / "images.h5", "test")
     assert torch.equal(task.truth, held_out[1:4])
-    alone = make_task(trained, "columns:2", 0.2, range(2, 3), seed=5)
-    assert torch.equal(alone.measurement[0], task.measurement[1])
+    on_main_process = make_task(trained, "columns:2", 0.2, range(2, 3), seed=5)
+    assert torch.equal(on_main_process.measurement[0], task.measurement[1])
     many = make_task(trained, "columns:2", 0.2, range(70))
     chi2 = many.noise.chi2(many.measurement - many.operator(many.truth)) / many.measured
     assert float(chi2.mean()) == pytest.approx(1, abs=4 * (2 / (70 * 16)) ** 0.5)  # the truth's own misfit
@@ -164,10 +163,12 @@ def test_neither_the_batch_size_nor_the_company_changes_a_sample(trained, task, 
     rule, setting = trained.rule(), THREE[2]
     all_at_once = assimilate(sources["mirror-dps"], task, setting, rule, replace(FEW, batch_size=64))
     one_by_one = assimilate(sources["mirror-dps"], task, setting, rule, replace(FEW, batch_size=1))
-    alone = assimilate(sources["mirror-dps"], task, setting, rule, FEW, rows=range(2, 3))
+    on_main_process = assimilate(sources["mirror-dps"], task, setting, rule, FEW, rows=range(2, 3))
     for name in ("samples", "distance", "chi2", "error"):
         torch.testing.assert_close(getattr(one_by_one, name), getattr(all_at_once, name), rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(getattr(alone, name)[0], getattr(all_at_once, name)[2], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            getattr(on_main_process, name)[0], getattr(all_at_once, name)[2], rtol=1e-3, atol=1e-4
+        )
 
 
 def test_coverage_needs_nineteen_samples(trained, task, sources):
@@ -193,7 +194,7 @@ def test_a_missing_stage_is_named(whole_run, tmp_path):
     copy = shutil.copytree(whole_run, tmp_path / "run")
     shutil.rmtree(copy / "finetune")
     with pytest.raises(RunFolderError, match=r"the stage 'finetune' of .* --until finetune` completes it"):
-        priors(Trained.load(copy), ("dps", "mirror-dps"))
+        priors(RunParts.load(copy), ("dps", "mirror-dps"))
 
 
 def test_guidance_by_the_likelihood_has_a_strength_that_steps_do_not_change(trained, sources):
@@ -293,7 +294,7 @@ def test_a_file_holds_what_assimilate_gives(trained, task, sources, tmp_path):
             for name in assimilation_file.ARRAYS:
                 stored = file[setting.method][name][:]
                 np.testing.assert_allclose(stored, getattr(wanted, name), rtol=1e-3, atol=1e-4, equal_nan=True)
-    assert not (tmp_path / "a.h5.parts").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.h5"]
     scores = read_scores(path)
     assert [s.setting for s in scores] == THREE
     wanted = score(assimilate(sources["mirror-dps"], task, THREE[2], rule, FEW))
@@ -318,7 +319,7 @@ def test_an_interrupted_file_goes_on_and_another_is_not_overwritten(trained, tas
     with pytest.raises(KeyboardInterrupt):
         write_outcomes(path, task, sources, THREE, rule, one, progress=False)
     assert not path.exists()
-    with pytest.raises(RunFolderError, match=r"a.h5.parts holds other samples .*seed: 0 -> 1"):
+    with pytest.raises(RunFolderError, match=r"a.h5.partial holds other data .*seed: 0 -> 1"):
         write_outcomes(path, task, sources, THREE, rule, replace(one, seed=1), progress=False)
     write_outcomes(path, task, sources, THREE, rule, one, progress=False)
     assert len([rows for rows in made if rows]) == 9

@@ -8,7 +8,7 @@ import pytest
 
 from namm.experiments.assimilation.assimilate import Sampling, Setting, assimilate, priors, score
 from namm.experiments.assimilation.tasks import make_task
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 from namm.experiments.paper import fig5_fig11 as paper
 from namm.experiments.paper.items import ITEMS
 from namm.experiments.sweeps.cell import Cell, CellOutcome
@@ -33,8 +33,8 @@ def test_the_two_figures_are_items():
 
 
 def test_fig5(outcome):
-    paper.measure5(outcome, False)
-    shown = paper.fig5([outcome])
+    ITEMS["fig5"].measure(outcome, False)
+    shown = ITEMS["fig5"].show([outcome])
     (file,) = (outcome.folder / "studies").glob("*/*.h5")
     stamp = file.stat().st_mtime_ns
     with h5py.File(file) as h5:
@@ -46,15 +46,15 @@ def test_fig5(outcome):
     assert len(shown.table.rows) == 3
     assert list(shown.figures) == ["fig5-burgers"]
     assert len(shown.drawn["fig5-burgers"]["distances"]["mirror DPS"]) == 32
-    paper.measure5(outcome, False)
+    ITEMS["fig5"].measure(outcome, False)
     assert file.stat().st_mtime_ns == stamp
 
 
 def test_fig11(outcome):
-    paper.measure11(outcome, False)
-    shown = paper.fig11([outcome])
+    ITEMS["fig11"].measure(outcome, False)
+    shown = ITEMS["fig11"].show([outcome])
     assert len(shown.table.rows) == 2 * (1 + 1 + 2)
-    trained = Trained.load(outcome.folder)
+    trained = RunParts.load(outcome.folder)
     setting = Setting("cg-dps", 1e-4, 50.0)
     wanted = score(
         assimilate(
@@ -72,11 +72,11 @@ def test_fig11(outcome):
     with np.load(scores.parent / "pictures.npz") as pictures:
         assert pictures["mirror DPS 1e-05"].shape == (1, 8, 7)
     stamp = scores.stat().st_mtime_ns
-    paper.measure11(outcome, False)
+    ITEMS["fig11"].measure(outcome, False)
     assert scores.stat().st_mtime_ns == stamp
 
 
 def test_a_run_that_failed_leaves_its_rows_out(outcome):
     failed = CellOutcome(outcome.cell, outcome.folder, "it broke")
-    assert paper.fig5([failed]).table.rows == []
-    assert paper.fig11([failed]).figures == {}
+    assert ITEMS["fig5"].show([failed]).table.rows == []
+    assert ITEMS["fig11"].show([failed]).figures == {}

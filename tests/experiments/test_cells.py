@@ -8,15 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from namm.errors import Interrupted, TrainingError, UsageError
-from namm.experiments.engine import run as run_module
 from namm.experiments.engine import stages as stages_module
 from namm.experiments.engine.folder import FAILURE, read_failure, write_failure
 from namm.experiments.engine.stages import STAGES, Outcome
 from namm.experiments.presets import preset
 from namm.experiments.sweeps import jobs
-from namm.experiments.sweeps.cell import Cell, Jobs, run_cells
+from namm.experiments.sweeps.cell import Cell, Jobs, first_of_each, run_cells, run_sharing, share
 from namm.experiments.sweeps.jobs import Job
-from namm.experiments.sweeps.link_stages import first_of_each, run_sharing, share
 from namm.experiments.sweeps.sweep import gather
 from namm.files import owned
 
@@ -53,7 +51,7 @@ def maps(monkeypatch):
     fake = {"data": fakes.draw, "map": fakes.make}
     table = {name: replace(stage, function=fake.get(name)) for name, stage in STAGES.items()}
     monkeypatch.setattr(stages_module, "STAGES", table)
-    monkeypatch.setattr(run_module, "_check_settings", lambda chosen: None)
+    monkeypatch.setattr("namm.experiments.engine.build.check", lambda settings: None)
     return fakes
 
 
@@ -65,7 +63,7 @@ def cell(sigma, name=None, **train):
 
 def go(cells, out, **options):
     told = []
-    return run_cells(cells, out, tell=told.append, progress=False, **options), told
+    return run_cells(cells, out, log=told.append, progress=False, **options), told
 
 
 def test_each_cell_is_a_run_of_its_own_and_runs_once(tmp_path, maps):
@@ -164,7 +162,7 @@ def test_a_file_that_cannot_be_read_is_the_fault_of_its_cell_alone(tmp_path, map
     cells = [cell(0.1), cell(0.2)]
     go([cell(0.1)], tmp_path)
     (tmp_path / "sigma=0.1" / file).write_text("{")
-    outcomes = run_sharing(cells, tmp_path, on="here", retry=False, tell=lambda line: None, progress=False)
+    outcomes = run_sharing(cells, tmp_path, on="here", retry=False, log=lambda line: None, progress=False)
     assert f"{file} cannot be read" in outcomes[0].error
     assert outcomes[1].error is None
     assert first_of_each(cells, tmp_path, False) == []
@@ -184,7 +182,7 @@ def with_images(base, n):
 def test_data_of_changed_settings_are_drawn_once_for_all(tmp_path, maps):
     def go_on(n):
         cells = [with_images(cell(sigma), n) for sigma in (0.1, 0.2, 0.3)]
-        outcomes = run_sharing(cells, tmp_path, on="here", retry=False, tell=lambda line: None, progress=False)
+        outcomes = run_sharing(cells, tmp_path, on="here", retry=False, log=lambda line: None, progress=False)
         assert [each.error for each in outcomes] == [None] * 3
         drawn, maps.drawn = maps.drawn, []
         images = [tmp_path / each.name / "data" / "images" for each in cells]

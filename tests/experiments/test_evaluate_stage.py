@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from namm.datasets import load, partial
+from namm.datasets import load, store
 from namm.errors import DataError, UsageError
 from namm.evaluation import Clipped, Extractor, fid, kid, mmd
 from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run import run
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 from namm.experiments.engine.stages.evaluate import ROWS
 
 
@@ -27,7 +27,7 @@ def metrics(whole_run):
 @pytest.fixture(scope="module")
 def images(whole_run):
     """The images of every row, computed here from the stored samples, the maps and the data."""
-    trained, data = Trained.load(whole_run), whole_run / "data" / "images.h5"
+    trained, data = RunParts.load(whole_run), whole_run / "data" / "images.h5"
     before, after, rule = trained.mirror("map"), trained.mirror("finetune"), trained.rule()
     with h5py.File(whole_run / "evaluate" / "mdm.h5") as ours, h5py.File(whole_run / "evaluate" / "dm.h5") as plain:
         y, x, dm = (torch.from_numpy(a[:]) for a in (ours["mirror_images"], ours["images"], plain["images"]))
@@ -49,7 +49,7 @@ def test_every_row_is_there(metrics):
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_is_what_its_images_say(row, metrics, images, whole_run):
     found, x = metrics["rows"][row], images[row]
-    rule, test = Trained.load(whole_run).rule(), load(whole_run / "data" / "images.h5", "test")
+    rule, test = RunParts.load(whole_run).rule(), load(whole_run / "data" / "images.h5", "test")
     with torch.no_grad():
         distances = rule(x).double().numpy()
     close = {"rel": 1e-3, "abs": 1e-6}
@@ -76,7 +76,7 @@ def test_the_stored_distances_are_those_of_the_rows(metrics, whole_run):
 
 
 def test_our_samples_went_through_the_finetuned_f(images, whole_run):
-    trained = Trained.load(whole_run)
+    trained = RunParts.load(whole_run)
     with h5py.File(whole_run / "evaluate" / "mdm.h5") as file, torch.no_grad():
         y = torch.from_numpy(file["mirror_images"][:])
         torch.testing.assert_close(images["finetuned"], trained.mirror("finetune").to_data(y), atol=1e-5, rtol=1e-4)
@@ -103,7 +103,7 @@ def test_the_record_shows_the_comparison(metrics, whole_run):
 def test_an_interrupted_evaluation_keeps_its_samples(whole_run, tiny_preset, tmp_path, monkeypatch, metrics):
     folder = shutil.copytree(whole_run, tmp_path / "run")
     shutil.rmtree(folder / "evaluate")
-    write_block, blocks = partial.write_block, []
+    write_block, blocks = store.write_block, []
 
     def failing(*arguments):
         blocks.append(1)
@@ -112,13 +112,13 @@ def test_an_interrupted_evaluation_keeps_its_samples(whole_run, tiny_preset, tmp
         write_block(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(partial, "write_block", failing)
+        patch.setattr(store, "write_block", failing)
         with pytest.raises(KeyboardInterrupt):
-            run(tiny_preset, folder, until="evaluate", tell=lambda line: None, progress=False, force=True)
+            run(tiny_preset, folder, until="evaluate", log=lambda line: None, progress=False, force=True)
     ours = folder / "evaluate" / "mdm.h5"
     assert sorted(path.name for path in (folder / "evaluate").glob("*.h5*")) == ["dm.h5.partial", "mdm.h5"]
     before = ours.stat().st_mtime_ns
-    run(tiny_preset, folder, until="evaluate", tell=lambda line: None, progress=False, force=True)
+    run(tiny_preset, folder, until="evaluate", log=lambda line: None, progress=False, force=True)
     assert ours.stat().st_mtime_ns == before
     assert json.loads((folder / "evaluate" / "metrics.json").read_text()) == metrics
 
@@ -141,7 +141,7 @@ def test_kid_and_fid_where_they_are_asked_for(whole_run, tiny_preset, tmp_path, 
     monkeypatch.setattr("namm.evaluation.inception.load_inception", Mixture)
     folder = shutil.copytree(whole_run, tmp_path / "run")
     asked = with_inception(tiny_preset, kid_subsets=3, n_fid=66)
-    run(asked, folder, until="evaluate", tell=lambda line: None, progress=False, force=True)
+    run(asked, folder, until="evaluate", log=lambda line: None, progress=False, force=True)
     rows = json.loads((folder / "evaluate" / "metrics.json").read_text())["rows"]
     test = load(folder / "data" / "images.h5", "test")
     extractor = Extractor(Clipped(), Mixture())
@@ -164,5 +164,5 @@ def test_without_the_weights_nothing_is_computed(tiny_preset, tmp_path, monkeypa
     monkeypatch.setattr("namm.evaluation.inception.load_inception", absent)
     asked = with_inception(tiny_preset, kid_subsets=3)
     with pytest.raises(UsageError, match=r"no Inception weights.*--evaluate\.kid-subsets 0"):
-        run(asked, tmp_path / "run", until="evaluate", tell=lambda line: None, progress=False, force=True)
+        run(asked, tmp_path / "run", until="evaluate", log=lambda line: None, progress=False, force=True)
     assert not (tmp_path / "run").exists()

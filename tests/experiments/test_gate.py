@@ -10,14 +10,14 @@ from namm.cli import main
 from namm.errors import VerdictError
 from namm.evaluation.verdict import Verdict
 from namm.experiments.engine.folder import read_record
-from namm.experiments.engine.judgement import run_verdict
 from namm.experiments.engine.run import run
+from namm.experiments.engine.stages.evaluate import run_verdict
 from namm.pipeline import NAMMPipeline
 
 
 def go(chosen, folder, until, **options):
     lines = []
-    records = run(chosen, folder, until=until, tell=lines.append, progress=False, **options)
+    records = run(chosen, folder, until=until, log=lines.append, progress=False, **options)
     return records, lines
 
 

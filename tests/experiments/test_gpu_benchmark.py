@@ -101,12 +101,12 @@ def sections(gpu, monkeypatch):
     for name in ("score_step", "sampling", "distance", "map_step"):
         monkeypatch.setattr(gpu_comparisons, name, stand_in)
 
-    def told_by(script, arguments, caches):
+    def run_apart(script, arguments, caches):
         flag, section, *given, quick = arguments
         assert (flag, quick) == ("--child", "--quick")
         return gpu_comparisons.CHILDREN[section](bench(gpu), *given)
 
-    monkeypatch.setattr(gpu_comparisons, "told_by", told_by)
+    monkeypatch.setattr(gpu_comparisons, "run_apart", run_apart)
     return gpu_comparisons
 
 
@@ -114,7 +114,10 @@ def bench(gpu):
     return gpu.Bench(torch.device("cpu"), 1, "fp32", True)
 
 
-ROWS = {"update": 2, "closed-form": 2, "recorded": 3, "implicit-step": 4, "warm-up": 4, "posterior-memory": 2}
+ROWS = {
+    **{"update": 2, "closed-form": 2, "recorded": 3, "implicit-step": 4, "warm-up": 4, "posterior-memory": 2},
+    **{"forward-euler": 1, "mmd": 3},
+}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="miniatures are for a CPU")
@@ -132,6 +135,11 @@ def test_every_section_compares_ours_with_a_named_baseline(gpu, sections, tmp_pa
             assert row["ratio"] == pytest.approx(4 if row["unit"] == "s" else 3)
 
 
+def test_mmd_in_blocks_is_that_of_whole_matrices(sections):
+    x, y = torch.rand(80, 1, 4, 4), torch.rand(80, 1, 4, 4) ** 2
+    assert sections.mmd2(x, y) == pytest.approx(sections.full_matrices(x, y), rel=1e-4)
+
+
 def test_a_comparison_beyond_its_limit_falls_short(gpu, monkeypatch, capsys):
     found = gpu.Comparison("first step", "s", 16.0, "compiled", 32.0, 15.0)
     assert found.line() == "first step: 16 s, compiled 32, ratio 2.00; at most 15: no"
@@ -139,6 +147,11 @@ def test_a_comparison_beyond_its_limit_falls_short(gpu, monkeypatch, capsys):
     monkeypatch.setitem(gpu.SECTIONS, "update", lambda bench: [found])
     assert gpu.main(["--quick", "--only", "update"]) == 1
     assert "missed: first step" in capsys.readouterr().out
+
+
+def test_a_child_that_needs_no_gpu_is_not_refused(gpu, capsys):
+    assert gpu.main(["--child", "mmd", "blocks", "64", "4"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["MiB"] > 100
 
 
 def test_a_child_prints_its_figures_last(gpu, capsys):
@@ -241,7 +254,7 @@ def test_every_row_is_prepared_once(gpu, monkeypatch, capsys):
         return SimpleNamespace(returncode=2 if "g" in command else 0, stdout="a table", stderr="no memory")
 
     monkeypatch.setitem(gpu.prepare.__globals__, "subprocess", SimpleNamespace(run=run))
-    gpu.prepare("gpu.py", gpu.alone(["map", "g"], ["bf16", "tf32"]), 2)
+    gpu.prepare("gpu.py", gpu.warm_up_calls(["map", "g"], ["bf16", "tf32"]), 2)
     assert sorted(asked) == [
         ("--only", name, "--precision", precision, "--warm") for name in ("g", "map") for precision in ("bf16", "tf32")
     ]
@@ -328,9 +341,9 @@ def test_another_process_tells_its_last_line_or_why_not(tools, tmp_path, monkeyp
         "print(json.dumps([sys.argv[1:], os.environ['TRITON_CACHE_DIR'], sys.dont_write_bytecode]))\n"
         "sys.exit('no such thing' if 'fail' in sys.argv else 0)\n"
     )
-    assert tools.told_by(str(script), ["a", "b"], "place") == [["a", "b"], "place", False]
+    assert tools.run_apart(str(script), ["a", "b"], "place") == [["a", "b"], "place", False]
     with pytest.raises(SystemExit, match=r"fail failed:\nno such thing"):
-        tools.told_by(str(script), ["fail"], "place")
+        tools.run_apart(str(script), ["fail"], "place")
 
 
 def test_a_baseline_records_nothing(tools):

@@ -37,7 +37,7 @@ def test_every_task_waits_to_be_queued_again_whichever_fails_first(tmp_path, mon
     monkeypatch.setattr(Job, "_prepare", lambda self: None)
     monkeypatch.setattr(processes, "world", lambda: 2)
     monkeypatch.setattr(processes, "first_to_fail", lambda: first)
-    monkeypatch.setattr(processes, "let_speak", lambda: None)
+    monkeypatch.setattr(processes, "wait_for_the_reason", lambda: None)
     with pytest.raises(Interrupted if first else SystemExit):
         Job(cell(), tmp_path, grace=7.0)()
     assert slept == [7.0]

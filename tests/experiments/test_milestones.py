@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from namm.evaluation.milestone import Milestone, half_way
+from namm.evaluation.scores import Milestone, half_way
 from namm.experiments.engine import build
 from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run import run
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
+from namm.formatting import format_number
 from namm.training.checkpoint import Checkpoint, read, write
 from namm.training.settings import evenly
 
@@ -55,7 +56,7 @@ def test_every_milestone_is_there_in_order_and_with_what_came_before_it(found, w
 
 @pytest.mark.parametrize("stage", ["mdm", "dm"])
 def test_a_milestone_is_what_its_snapshot_samples(stage, found, whole_run, tiny_preset):
-    trained, asked, chosen = Trained.load(whole_run), tiny_preset.settings.evaluate, found[stage][1]
+    trained, asked, chosen = RunParts.load(whole_run), tiny_preset.settings.evaluate, found[stage][1]
     model = trained.model(stage)
     final = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     weights = load_file(snapshot(whole_run, stage, chosen["step"]))
@@ -68,7 +69,7 @@ def test_a_milestone_is_what_its_snapshot_samples(stage, found, whole_run, tiny_
 
 
 def test_the_last_milestone_is_of_the_samples_that_are_evaluated(found, whole_run):
-    trained = Trained.load(whole_run)
+    trained = RunParts.load(whole_run)
     with h5py.File(whole_run / "evaluate" / "mdm.h5") as ours, h5py.File(whole_run / "evaluate" / "dm.h5") as plain:
         assert_is(found["dm"][-1], plain["distances"][:64])
         assert_is(found["finetune"][-1], ours["distances"][:64])
@@ -94,13 +95,13 @@ def test_half_way_is_shown_where_it_was_measured(found, whole_run):
 
 def test_the_lines_of_a_run_say_what_each_stage_cost(whole_run, tiny_preset, tmp_path):
     folder, lines = shutil.copytree(whole_run, tmp_path / "run"), []
-    run(tiny_preset, folder, until="evaluate", tell=lines.append, progress=False, force=True)
+    run(tiny_preset, folder, until="evaluate", log=lines.append, progress=False, force=True)
     said = {line.split()[0]: line for line in lines}
     for stage in ("map", "mdm", "samples", "finetune", "dm"):
         assert f"done before  compute {read_record(folder / stage).compute_seconds:.1f} s, " in said[stage]
     results = read_record(folder / "evaluate").results
     assert said["evaluate"].endswith(f"compute {results['compute']}, verdict {results['verdict']}")
-    assert f"distance baseline half way {results['distance_baseline_half_way']:.3g}" in said["evaluate"]
+    assert f"distance baseline half way {format_number(results['distance_baseline_half_way'])}" in said["evaluate"]
 
 
 @pytest.mark.parametrize("total", [1, 100, 1687])
@@ -128,7 +129,7 @@ def evaluated(chosen, folder, **changes):
         replace(chosen, settings=replace(chosen.settings, evaluate=evaluate)),
         folder,
         until="evaluate",
-        tell=lambda line: None,
+        log=lambda line: None,
         progress=False,
         force=True,
     )

@@ -14,7 +14,7 @@ from namm.errors import UsageError
 from namm.experiments.engine import build
 from namm.experiments.engine.folder import Record, read_record, write_record
 from namm.experiments.engine.run import run
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 from namm.experiments.engine.stages import stage_keys, stages_until
 from namm.experiments.engine.stages.model import equal_compute
 from namm.generative import Diffusion
@@ -22,7 +22,7 @@ from namm.training.settings import TrainSettings
 
 
 def go(chosen, folder, until):
-    return run(chosen, folder, until=until, tell=lambda line: None, progress=False, force=True)
+    return run(chosen, folder, until=until, log=lambda line: None, progress=False, force=True)
 
 
 def trained_for(run_folder, stage):
@@ -95,7 +95,7 @@ def test_a_baseline_with_a_budget_of_its_own_needs_the_data_alone(tiny_preset, t
 
 @pytest.mark.parametrize("pair", [("mdm", "dm"), ("mvae", "vae")])
 def test_both_sides_have_the_same_model_and_other_weights(whole_run, pair):
-    ours, baseline = (Trained.load(whole_run).model(stage) for stage in pair)
+    ours, baseline = (RunParts.load(whole_run).model(stage) for stage in pair)
     assert ours.extra_repr() == baseline.extra_repr()
     shapes = [{name: t.shape for name, t in m.state_dict().items()} for m in (ours, baseline)]
     assert shapes[0] == shapes[1]
@@ -106,7 +106,7 @@ def test_both_sides_have_the_same_model_and_other_weights(whole_run, pair):
 
 
 def test_each_side_is_standardised_by_what_it_was_trained_on(whole_run):
-    trained, x = Trained.load(whole_run), load(whole_run / "data" / "images.h5", "train")
+    trained, x = RunParts.load(whole_run), load(whole_run / "data" / "images.h5", "train")
     with torch.no_grad():
         y = trained.mirror("map").to_mirror(x)
     for stage, images in (("dm", x), ("mdm", y), ("vae", x), ("mvae", y)):
@@ -125,7 +125,7 @@ def test_both_are_sampled_alike(whole_run):
 
 
 def test_the_samples_are_the_models_and_the_two_files_do_not_overlap(whole_run, tiny_preset):
-    trained, settings = Trained.load(whole_run), tiny_preset.settings.samples
+    trained, settings = RunParts.load(whole_run), tiny_preset.settings.samples
     y = trained.model("mdm").sample(
         80, generator=settings.seed, sampler=build.sampler(settings.sampler), progress=False
     )
@@ -142,7 +142,7 @@ def test_the_samples_are_the_models_and_the_two_files_do_not_overlap(whole_run, 
 
 
 def test_finetuning_changes_f_and_leaves_g_alone(whole_run):
-    trained = Trained.load(whole_run)
+    trained = RunParts.load(whole_run)
     before, after = trained.mirror("map"), trained.mirror("finetune")
     for name, tensor in before.g.state_dict().items():
         assert torch.equal(tensor, after.g.state_dict()[name]), name
@@ -150,7 +150,7 @@ def test_finetuning_changes_f_and_leaves_g_alone(whole_run):
 
 
 def test_finetuning_is_measured_on_held_out_samples(whole_run):
-    trained, results = Trained.load(whole_run), read_record(whole_run / "finetune").results
+    trained, results = RunParts.load(whole_run), read_record(whole_run / "finetune").results
     with h5py.File(whole_run / "samples" / "held_out.h5") as file:
         y = torch.from_numpy(file["mirror_images"][:])
     for stage, name in (("map", "distance_samples_before"), ("finetune", "distance_samples")):

@@ -20,15 +20,12 @@ from namm.experiments.divergence import DivergenceData
 from namm.experiments.engine import build
 from namm.experiments.paper import fig5_fig11 as assimilation_paper
 from namm.experiments.paper import make as making
-from namm.experiments.paper.items import ITEMS
+from namm.experiments.paper.items import ITEMS, SIGMAS, WEIGHTS, base_cells, cross_cells, grid_weights, sweep_cells
 from namm.experiments.paper.make import make
-from namm.experiments.paper.reported import TABLE2
-from namm.experiments.paper.runs_needed import WEIGHTS, base_cells, cross_cells, grid_weights, sweep_cells
-from namm.experiments.paper.table5 import table5
+from namm.experiments.paper.table2_fig6 import REPORTED
 from namm.experiments.periodic import PeriodicData
 from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
-from namm.experiments.sweeps.cell import Cell, CellOutcome
-from namm.experiments.sweeps.link_stages import share
+from namm.experiments.sweeps.cell import Cell, CellOutcome, share
 from namm.files import owned
 from namm.formatting import format_number
 from namm.maps import MirrorMap
@@ -85,7 +82,7 @@ def made(tiny, out, unwatched):
             out,
             experiments=experiments,
             seeds=seeds,
-            tell=lambda line: None,
+            log=lambda line: None,
             progress=False,
         )
         assert [outcome.error for outcome in result.failed] == []
@@ -161,7 +158,7 @@ def test_a_cell_that_fails_is_absent_with_a_note(made, tiny, out):
         return replace(chosen, settings=replace(chosen.settings, evaluate=few)) if experiment == "periodic" else chosen
 
     result = make(
-        ITEMS["table1"], base, out, experiments=("burgers", "periodic"), tell=lambda line: None, progress=False
+        ITEMS["table1"], base, out, experiments=("burgers", "periodic"), log=lambda line: None, progress=False
     )
     assert [outcome.cell.name for outcome in result.failed] == ["periodic-seed0"]
     found = row(out, "table1", experiment="periodic", method="ours")
@@ -262,7 +259,7 @@ def test_table5_takes_what_the_evaluation_measured(made, tiny, out, tmp_path):
     found = metrics(out, "burgers-seed0")
     found["rows"]["dm"]["fid"] = 12.5
     (tmp_path / "evaluate" / "metrics.json").write_text(json.dumps(found))
-    rows = table5([CellOutcome(cell, tmp_path, None)]).table.plain()
+    rows = ITEMS["table5"].show([CellOutcome(cell, tmp_path, None)]).table.plain()
     assert [(r["method"], r["images"], r["FID"] and r["FID"]["mean"]) for r in rows] == [
         ("ours, not finetuned", 30, None),
         ("ours", 30, None),
@@ -302,7 +299,7 @@ def test_what_is_evaluated_is_shown_without_inception(tiny, tmp_path, monkeypatc
         raise DataError("no Inception weights are here.")
 
     def show():
-        return make(ITEMS["table1"], asking, tmp_path, experiments=("burgers",), tell=lambda line: None, progress=False)
+        return make(ITEMS["table1"], asking, tmp_path, experiments=("burgers",), log=lambda line: None, progress=False)
 
     with monkeypatch.context() as here:
         here.setattr("namm.evaluation.features.load_inception", Mixture)
@@ -330,10 +327,10 @@ def swept(made):
 
 def test_table2_has_nine_settings_and_their_scores(swept, out, tiny):
     rows = content(out, "table2")["rows"]
-    assert [(r["λ_constr"], r["σ_max"]) for r in rows] == [(w, s) for w in (0.05, 0.5, 5) for s in (0.001, 0.1, 0.5)]
-    run = out / "burgers-sigma0.5-lambda0.5-seed0"
+    assert [(r["λ_constr"], r["σ_max"]) for r in rows] == [(w, s) for w in (0.1, 1, 10) for s in (0.001, 0.1, 0.5)]
+    run = out / "burgers-sigma0.5-lambda1-seed0"
     images, real = read(run / "samples" / "train.h5", "images"), read(run / "data" / "images.h5", "test")
-    found = row(out, "table2", **{"λ_constr": 0.5, "σ_max": 0.5})
+    found = row(out, "table2", **{"λ_constr": 1, "σ_max": 0.5})
     assert len(images) == 40
     assert found["ℓ"]["mean"] == pytest.approx(float(rule(tiny)(images).mean()), rel=1e-4)
     assert found["CD"]["mean"] == pytest.approx(100 * found["ℓ"]["mean"])
@@ -341,7 +338,7 @@ def test_table2_has_nine_settings_and_their_scores(swept, out, tiny):
     assert (found["CD, paper"], found["MMD, paper"], found["KID, paper"]) == (0.18, 0.1069, 0.0499)
     assert len({r["ℓ"]["mean"] for r in rows}) == 9
     top = swept.shown.figures["table2-burgers"].axes[0]
-    means = [row(out, "table2", **{"λ_constr": 5, "σ_max": s})["CD"]["mean"] for s in (0.001, 0.1, 0.5)]
+    means = [row(out, "table2", **{"λ_constr": 10, "σ_max": s})["CD"]["mean"] for s in (0.001, 0.1, 0.5)]
     np.testing.assert_allclose(top.lines[0].get_ydata(), means)
 
 
@@ -378,14 +375,14 @@ def test_runs_share_what_is_the_same_work(swept, out):
     def inode(run, file):
         return (out / run / file).stat().st_ino
 
-    for run in ("burgers-sigma0.001-lambda5-seed0", "burgers-sigma0.5-lambda0.05-seed0"):
+    for run in ("burgers-sigma0.001-lambda10-seed0", "burgers-sigma0.5-lambda0.1-seed0"):
         assert inode(run, "data/images.h5") == inode("burgers-seed0", "data/images.h5")
-    own = "burgers-sigma0.1-lambda5-seed0"  # the preset's own σ_max and λ
+    own = "burgers-sigma0.1-lambda10-seed0"  # the preset's own σ_max and λ
     assert inode(own, "map/training/mirror/f/config.json") == inode(
         "burgers-seed0", "map/training/mirror/f/config.json"
     )
     assert inode(own, "mdm/training/model.safetensors") == inode("burgers-seed0", "mdm/training/model.safetensors")
-    other = "burgers-sigma0.1-lambda0.5-seed0"
+    other = "burgers-sigma0.1-lambda1-seed0"
     assert inode(other, "map/training/mirror/f/config.json") != inode(own, "map/training/mirror/f/config.json")
 
 
@@ -394,7 +391,7 @@ def test_a_stage_is_copied_where_it_cannot_be_linked(swept, out, tiny, tmp_path,
         raise OSError("no links here")
 
     shutil.copytree(out / "burgers-seed0" / "data", tmp_path / "first" / "data")
-    monkeypatch.setattr("namm.experiments.sweeps.link_stages.os.link", refuse)
+    monkeypatch.setattr("namm.experiments.sweeps.cell.os.link", refuse)
     (cell,) = base_cells(tiny, ["burgers"], [0])
     share([replace(cell, name="second"), *base_cells(tiny, ["burgers"], [1])], tmp_path)
     first, second = (tmp_path / name / "data" / "images.h5" for name in ("first", "second"))
@@ -421,16 +418,16 @@ def test_fig6_shows_mirror_images_and_distances_along_either_setting(swept, made
     result = made("fig6", "burgers")
     assert len(result.outcomes) == 5
     drawn = content(out, "fig6")["drawn"]["fig6-burgers"]
-    assert set(drawn) == {"σ_max, with λ = 5", "λ, with σ_max = 0.1"}
-    assert sorted(drawn["λ, with σ_max = 0.1"]) == ["0.05", "0.5", "5"]
-    run = out / "burgers-sigma0.5-lambda5-seed0"
+    assert set(drawn) == {"σ_max, with λ = 10", "λ, with σ_max = 0.1"}
+    assert sorted(drawn["λ, with σ_max = 0.1"]) == ["0.1", "1", "10"]
+    run = out / "burgers-sigma0.5-lambda10-seed0"
     distances = read(run / "samples" / "train.h5", "distances")
-    assert drawn["σ_max, with λ = 5"]["0.5"] == pytest.approx(distances.tolist())
+    assert drawn["σ_max, with λ = 10"]["0.5"] == pytest.approx(distances.tolist())
     x = read(run / "data" / "images.h5", "test")[:1]
     y = MirrorMap.load(run / "map" / "training" / "mirror").to_mirror(x).detach()[0, 0]
     shown = [axes for axes in result.shown.figures["fig6-burgers"].axes if axes.get_title() == "0.5"]
     np.testing.assert_allclose(shown[0].get_images()[0].get_array(), y, rtol=1e-5)
-    assert row(out, "fig6", **{"λ_constr": 5, "σ_max": 0.5})["mean |g(x)|"]["mean"] == pytest.approx(
+    assert row(out, "fig6", **{"λ_constr": 10, "σ_max": 0.5})["mean |g(x)|"]["mean"] == pytest.approx(
         float(y.abs().mean())
     )
 
@@ -450,9 +447,12 @@ def test_the_sweep_of_the_papers_preset_is_the_papers():
         assert grid_weights(base) == (0.01, 0.1, 1.0)
         cells = sweep_cells(lambda name: preset(name, "paper"), [experiment], [0])
         assert [c.preset.settings.map for c in cells].count(base.settings.map) == 1
-    assert TABLE2["count"][0.5, 0.1] == (0.52, 0.0520, 0.0086)
-    assert TABLE2["periodic"][0.001, 0.01] == (0.25, 0.2133, 0.0215)
-    assert TABLE2["flux"][0.1, 1.0] == (0.03, 1.1722, 0.5191)
+    for name, sigma, weight, scores in (
+        ("count", 0.5, 0.1, (0.52, 0.0520, 0.0086)),
+        ("periodic", 0.001, 0.01, (0.25, 0.2133, 0.0215)),
+        ("flux", 0.1, 1.0, (0.03, 1.1722, 0.5191)),
+    ):
+        assert REPORTED[name][WEIGHTS.index(weight)][SIGMAS.index(sigma)] == scores
 
 
 # Variants of the map
@@ -463,7 +463,7 @@ def test_fig7_trains_a_resnet_beside_the_runs_own_map(made, out, tiny):
     run = out / "burgers-seed0"
     (folder,) = (run / "studies").glob("resnet-*")
     config = json.loads((folder / "map" / "training" / "mirror" / "g" / "config.json").read_text())
-    assert (config["_class_name"], config["residual"], config["activation"]) == ("ResNet", True, "none")
+    assert config["_class_name"] == "RuleNet"  # the kind of this preset's f
     mirror = MirrorMap.load(folder / "map" / "training" / "mirror")
     y, ours = read(folder / "samples.h5", "mirror_images"), read(run / "evaluate" / "mdm.h5", "mirror_images")
     own = MirrorMap.load(run / "map" / "training" / "mirror")

@@ -124,10 +124,11 @@ def held_out(tiny_preset):
 
 def test_distances_are_those_of_the_saved_maps(precision, first, tiny_preset, held_out):
     """Measured again in float64, which bf16 would be far from."""
-    rule, sigma = build.constraint(tiny_preset.settings.data.rule), tiny_preset.settings.map.sigma_max
+    rule, chosen = build.constraint(tiny_preset.settings.data.rule), tiny_preset.settings.map
+    noise = build.noise(chosen.noise, chosen.sigma_max)
     for row in first[1]["rows"]:
         mirror = MirrorMap.load(trainings(first[2])[row["path"], row["seed"], "map"][0] / "mirror").double()
-        exact = measure(mirror, rule, held_out, sigma, precision["MEASURED"])
+        exact = measure(mirror, rule, held_out.float(), noise, precision["MEASURED"])
         assert row["figures"]["distance_noisy"] == pytest.approx(exact["distance_map"], rel=1e-4)
         assert row["figures"]["distance_clean"] == pytest.approx(exact["distance_cycle"], rel=1e-4)
 
@@ -135,7 +136,7 @@ def test_distances_are_those_of_the_saved_maps(precision, first, tiny_preset, he
 def test_losses_are_those_of_the_saved_networks(precision, first, tiny_preset, held_out):
     """Equation by equation in float64, with the draws of every path and seed."""
     s, folders = tiny_preset.settings, trainings(first[2])
-    rule = build.constraint(s.data.rule)
+    rule, noise = build.constraint(s.data.rule), build.noise(s.map.noise, s.map.sigma_max)
     for row in first[1]["rows"]:
         mirror = MirrorMap.load(folders[row["path"], row["seed"], "map"][0] / "mirror").double()
         plain = MirrorMap.load(folders["plain", row["seed"], "map"][0] / "mirror").double()
@@ -146,14 +147,16 @@ def test_losses_are_those_of_the_saved_networks(precision, first, tiny_preset, h
         for seed in range(precision["MEASURED"], precision["MEASURED"] + precision["DRAWS"]):
             for k, x in enumerate(held_out.split(s.map.train.batch_size)):
                 rng = generator(seed, "validation", k)
-                z, sigma = torch.randn(x.shape, generator=rng), torch.rand(len(x), 1, 1, 1, generator=rng)
+                z, gain = (each.double() for each in noise.errors(x.float(), rng))
+                sigma = noise(x.float(), rng).double()
                 with torch.no_grad():
-                    gx, draws = mirror.to_mirror(x), model.draw(x.float(), generator(seed, "validation", k))
-                    y = gx + s.map.sigma_max * sigma.double() * z.double()
-                    noisy = mirror.to_data(y)
-                    cycle = (x - mirror.to_data(gx)).abs().mean() + (y - mirror.to_mirror(noisy)).abs().mean()
+                    u, draws = mirror.standardise(x), model.draw(x.float(), generator(seed, "validation", k))
+                    gx = mirror.g(u)
+                    y = gx + sigma * (z + gain * gx)
+                    noisy = mirror.f(y)
+                    cycle = (u - mirror.f(gx)).abs().mean() + (y - mirror.g(noisy)).abs().mean()
                     found["cycle"].append(float(cycle))
-                    found["constraint"].append(float(rule(noisy).mean()))
+                    found["constraint"].append(float(rule(mirror.unstandardise(noisy)).mean()))
                     found["score"].append(float(model.loss(plain.to_mirror(x), *draws)))
         for name, values in found.items():
             assert row["figures"][name] == pytest.approx(sum(values) / len(values), rel=1e-4)

@@ -70,7 +70,7 @@ def test_paper_preset_has_the_papers_numbers(experiment):
 def test_paper_networks_have_the_published_sizes(experiment):
     channels, g, f, residual, activation = NETWORKS[experiment]
     chosen = preset(experiment, "paper").settings.map
-    mirror = build.mirror(chosen, channels)
+    mirror = build.mirror(chosen, torch.zeros(2, channels, 16, 16))
     assert [sum(p.numel() for p in network.parameters()) for network in (mirror.g, mirror.f)] == [g, f]
     assert (chosen.f.residual, chosen.f.activation) == (residual, activation)
 
@@ -87,26 +87,11 @@ def test_reported_figures_give_the_papers_improvements():
     assert preset("flux").reported.cd(2.0) == pytest.approx(2.0)  # 100 · 0.01 · ℓ
 
 
-def test_periodic_demo_is_the_measured_one():
-    s = preset("periodic", "demo").settings
-    f, train = s.map.f, s.map.train
-    assert (f.filters, f.blocks, f.activation, f.normalisation, f.dropout, f.skip) == (
-        8,
-        2,
-        "sigmoid",
-        "none",
-        0.0,
-        True,
-    )
-    assert (s.map.weights.constraint, s.map.weights.regulariser, s.map.regulariser) == (5, 0.3, "identity")
-    assert (train.budget, train.learning_rate, train.schedule, train.warmup_steps) == ("1000 steps", 1e-3, "cosine", 20)
-    assert (train.ema_decay, train.batch_size, s.data.size) == (0.99, 16, 32)
-
-
-def test_burgers_demo_follows_the_small_trials():
-    s = preset("burgers", "demo").settings
-    assert (s.data.size, s.data.dt, s.data.n_train, s.map.weights.constraint) == (32, 0.05, 2000, 5)
-    assert (s.mdm.diffusion.prediction, s.map.f.normalisation) == ("v", "none")
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_one_recipe_serves_every_rule_in_the_demo(experiment):
+    maps = preset(experiment, "demo").settings.map
+    assert maps.standardise
+    assert (maps.f.kind, maps.noise, maps.weights.relative) == ("rulenet", "model", True)
 
 
 @settings(max_examples=10)
@@ -161,17 +146,18 @@ def test_what_does_not_exist_is_refused_with_what_does():
 
 
 def test_presets_import_no_torch():
-    code = "import sys, namm.experiments.presets, namm.experiments.engine.status; sys.exit('torch' in sys.modules)"
+    code = "import sys, namm.experiments.presets, namm.experiments.engine.folder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_first_weights_depend_on_the_seed_alone():
     chosen = preset("periodic").settings.map
+    images = torch.rand(4, 1, 8, 8)
     before = torch.random.get_rng_state()
-    a, b = build.mirror(chosen, 1), build.mirror(chosen, 1)
-    c = build.mirror(replace(chosen, train=replace(chosen.train, seed=1)), 1)
+    a, b = build.mirror(chosen, images), build.mirror(chosen, images)
+    c = build.mirror(replace(chosen, train=replace(chosen.train, seed=1)), images)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.rand(1)
-    assert torch.equal(a.f.tail.weight, b.f.tail.weight)
-    assert torch.equal(a.g.quadratic, build.mirror(chosen, 1).g.quadratic)
-    assert not torch.equal(a.f.tail.weight, c.f.tail.weight)
+    assert torch.equal(a.f.head.weight, b.f.head.weight)
+    assert torch.equal(a.g.quadratic, build.mirror(chosen, images).g.quadratic)
+    assert not torch.equal(a.f.head.weight, c.f.head.weight)

@@ -27,7 +27,7 @@ from namm.report.figures import png
 def whole(whole_run, tiny_preset, tmp_path_factory):
     """The whole run under a name with markup in it, and its report."""
     folder = shutil.copytree(whole_run, tmp_path_factory.mktemp("runs") / "tiny <run>")
-    run(tiny_preset, folder, progress=False, force=True, tell=lambda line: None)
+    run(tiny_preset, folder, progress=False, force=True, log=lambda line: None)
     return folder
 
 

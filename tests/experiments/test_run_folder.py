@@ -9,12 +9,10 @@ import pytest
 
 from namm.errors import RunFolderError, TrainingError, UsageError
 from namm.experiments.engine import folder as run_folder
-from namm.experiments.engine import run as run_module
 from namm.experiments.engine import stages as stages_module
-from namm.experiments.engine.folder import place_stage, read_record
+from namm.experiments.engine.folder import describe_run, place_stage, read_record, stage_states
 from namm.experiments.engine.run import run
 from namm.experiments.engine.stages import STAGES, Outcome
-from namm.experiments.engine.status import describe_run, stage_states
 from namm.experiments.presets import preset
 from namm.files import owned
 
@@ -57,15 +55,15 @@ def stand_ins(monkeypatch):
     fake = {"data": fakes.data, "map": fakes.map}
     table = {name: replace(stage, function=fake.get(name)) for name, stage in STAGES.items()}
     monkeypatch.setattr(stages_module, "STAGES", table)
-    monkeypatch.setattr(run_module, "_check_settings", lambda chosen: None)
+    monkeypatch.setattr("namm.experiments.engine.build.check", lambda settings: None)
     return fakes
 
 
-def go(folder, *, sigma=0.1, size=32, until="map", **options):
+def go(folder, *, sigma=0.3, size=32, until="map", **options):
     base = preset("periodic")
     settings = replace(base.settings, data=replace(base.settings.data, size=size))
     settings = replace(settings, map=replace(settings.map, sigma_max=sigma))
-    return run(replace(base, settings=settings), folder, until=until, tell=lambda line: None, **options)
+    return run(replace(base, settings=settings), folder, until=until, log=lambda line: None, **options)
 
 
 def weights(folder):
@@ -103,10 +101,10 @@ def test_a_setting_that_only_watches_reruns_nothing(tmp_path, stand_ins):
     stand_ins.take()
     train = replace(base.settings.map.train, log_every=7, checkpoint_seconds=1.0, keep=9, validations=2)
     watched = replace(base.settings, map=replace(base.settings.map, train=train))
-    run(replace(base, settings=watched), tmp_path, until="map", tell=lambda line: None)
+    run(replace(base, settings=watched), tmp_path, until="map", log=lambda line: None)
     assert stand_ins.take() == []
     faster = replace(watched, map=replace(watched.map, train=replace(train, learning_rate=0.5)))
-    run(replace(base, settings=faster), tmp_path, until="map", tell=lambda line: None)
+    run(replace(base, settings=faster), tmp_path, until="map", log=lambda line: None)
     assert stand_ins.take() == ["map"]
 
 
@@ -116,7 +114,7 @@ def test_going_back_brings_back_what_was_set_aside(tmp_path, stand_ins):
     go(tmp_path, sigma=0.2, size=64)
     stand_ins.take()
     assert go(tmp_path) == first
-    assert weights(tmp_path) == "images of size 32, σ 0.1"
+    assert weights(tmp_path) == "images of size 32, σ 0.3"
     go(tmp_path, sigma=0.2, size=64)
     assert weights(tmp_path) == "images of size 64, σ 0.2"
     assert stand_ins.take() == []
@@ -222,7 +220,7 @@ def test_a_crash_at_any_operation_of_a_first_run_is_gone_on_from(tmp_path, stand
     while crashed:
         crashed = crash(folder := tmp_path / str(at), at)
         go(folder)
-        assert weights(folder) == "images of size 32, σ 0.1"
+        assert weights(folder) == "images of size 32, σ 0.3"
         at += 1
     assert at > 20
 
@@ -233,7 +231,7 @@ def test_a_crash_at_any_operation_of_a_first_run_is_gone_on_from(tmp_path, stand
 def test_a_folder_of_another_experiment_is_refused(tmp_path, stand_ins):
     go(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(RunFolderError, match="run of the experiment 'periodic', not 'burgers'"):
+    with pytest.raises(RunFolderError, match="experiment: periodic -> burgers"):
         run(preset("burgers"), tmp_path, until="map")
     assert sorted(tmp_path.rglob("*")) == before
 

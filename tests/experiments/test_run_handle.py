@@ -10,7 +10,7 @@ import torch
 
 import namm
 from namm.errors import UsageError
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_its_samples_are_the_evaluations(run, whole_run):
 
 
 def test_maps_figures_images_and_rule_are_the_runs(run, whole_run):
-    f = Trained.load(whole_run).mirror("finetune").f
+    f = RunParts.load(whole_run).mirror("finetune").f
     assert all(torch.equal(a, b) for a, b in zip(run.mirror.f.parameters(), f.parameters(), strict=True))
     assert run.metrics == json.loads((whole_run / "evaluate" / "metrics.json").read_text())
     assert run.verdict.outcome == run.metrics["verdict"]["outcome"]

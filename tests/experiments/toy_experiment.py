@@ -10,8 +10,7 @@ from torch import Tensor
 from namm.constraints import Constraint, constraint
 from namm.datasets import Dataset
 from namm.experiments import recipes
-from namm.experiments.engine.data_settings import Data, Rule, RuleFiles
-from namm.experiments.engine.experiment import Experiment
+from namm.experiments.engine.experiment import Data, Experiment, Rule, RuleFiles
 from namm.experiments.engine.settings import (
     ForwardSettings,
     InverseSettings,
@@ -81,7 +80,7 @@ class ToyData(Data):
 
 
 def _tiny() -> Settings:
-    s = recipes.demo(ToyData(), weight=0.2)
+    s = recipes.demo(ToyData())
     score = replace(s.mdm.train, budget="6 steps", batch_size=8, milestones=0)
     train = replace(s.map.train, budget="6 steps", batch_size=8)
     sampler = SamplerSettings("ddim", 3)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from namm.constraints import TotalFlux
-from namm.datasets import partial
+from namm.datasets import store
 from namm.generative import Diffusion, DPMSolver, Mirrored
 from namm.generative.base import sample_in_batches
 from namm.generative.sample_file import write_samples
@@ -83,7 +83,7 @@ def in_a_fork(work, *arguments) -> int:
 
 def write_and_die(path: Path, at: int) -> None:
     """Write, and be killed when block number `at` of this attempt has its values but not yet its checksum."""
-    checksum, left = partial._checksum, at
+    checksum, left = store._checksum, at
 
     def dying(rows):
         nonlocal left
@@ -92,7 +92,7 @@ def write_and_die(path: Path, at: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return checksum(rows)
 
-    partial._checksum = dying
+    store._checksum = dying
     write(path)
 
 

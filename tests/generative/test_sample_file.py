@@ -68,9 +68,9 @@ def test_kills_change_nothing(tmp_path):
 
 def test_a_part_of_a_batch_is_made_with_the_whole_of_it(tmp_path, monkeypatch):
     """As a kill between two blocks of a batch leaves it: values may depend on which samples are made together."""
-    from namm.datasets import partial
+    from namm.datasets import store
 
-    write_block = partial.write_block
+    write_block = store.write_block
 
     def dying(file, block, rows):
         if block == ("images", 3):
@@ -78,7 +78,7 @@ def test_a_part_of_a_batch_is_made_with_the_whole_of_it(tmp_path, monkeypatch):
         write_block(file, block, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(partial, "write_block", dying)
+        patch.setattr(store, "write_block", dying)
         with pytest.raises(KeyboardInterrupt):
             write(tmp_path / "a.h5")
     made, sample_pairs = [], type(source()).sample_pairs

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from namm.errors import UsageError
-from namm.generative.schedules import VPSDE, Epsilon, Velocity, score_from_epsilon
+from namm.generative.schedules import VPSDE, Epsilon, Velocity
 
 times = st.floats(1e-5, 1.0)
 schedules = st.builds(VPSDE, st.floats(0.01, 1.0), st.floats(1.0, 30.0))
@@ -60,7 +60,7 @@ def test_conversions_round_trip(t, prediction, seed):
     y_t = marginal.mean * y + marginal.std * epsilon
     output = prediction.target(y, epsilon, marginal)
     denoised = prediction.denoised(output, y_t, marginal)
-    score = score_from_epsilon(prediction.epsilon(output, y_t, marginal), marginal)
+    score = -prediction.epsilon(output, y_t, marginal) / marginal.std
     near = {"rtol": 0, "atol": 1e-10}
     assert torch.allclose(denoised, y, **near)
     assert torch.allclose(prediction.epsilon(output, y_t, marginal), epsilon, **near)

@@ -7,6 +7,7 @@ import torch
 from namm import MirrorMap, Periodic, train_map
 from namm.datasets.unit_cells import UnitCells
 from namm.maps import ICNN, ResNet
+from namm.training.objectives import UniformNoise, Weights
 from namm.training.settings import TrainSettings
 
 
@@ -19,7 +20,8 @@ def main(folder: str) -> None:
     )
     dataset = UnitCells(size=16)
     data, validation = dataset.images(0, "train", 0, 50), dataset.images(0, "val", 0, 8)
-    train_map(mirror, data, Periodic(), settings=settings, validation=validation, folder=folder, progress=False)
+    chosen = {"noise": UniformNoise(0.1), "weights": Weights(), "settings": settings, "progress": False}
+    train_map(mirror, data, Periodic(), **chosen, validation=validation, folder=folder)
 
 
 if __name__ == "__main__":

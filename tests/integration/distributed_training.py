@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from namm import MirrorMap, Periodic, train_map
 from namm.datasets.unit_cells import UnitCells
 from namm.maps import ICNN, ResNet
+from namm.training.objectives import UniformNoise, Weights
 from namm.training.settings import TrainSettings
 
 
@@ -21,7 +22,8 @@ def main(folder: Path) -> None:
     mirror = MirrorMap(ICNN(layers=1, filters=4), ResNet(filters=4, blocks=1, dropout=0.0)).double()
     settings = TrainSettings(budget="50 steps", batch_size=8, learning_rate=1e-3, log_every=1, validations=2)
     data = UnitCells(size=16).images(0, "train", 0, 52).double()
-    train_map(mirror, data, Periodic(), settings=settings, validation=data[:6], folder=folder / "run", progress=False)
+    chosen = {"noise": UniformNoise(0.1), "weights": Weights(), "settings": settings, "progress": False}
+    train_map(mirror, data, Periodic(), **chosen, validation=data[:6], folder=folder / "run")
     save_file(mirror.state_dict(), folder / f"rank{rank}.safetensors")
     processes.wait_for_everyone()
     processes.destroy_process_group()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from namm import NAMMPipeline
 from namm.experiments.engine import build
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 from namm.generative import NCSNpp
 from namm.generative.sample_file import SampleFile
 
@@ -54,7 +54,7 @@ def test_a_network_is_loaded_by_itself(old):
 
 def test_the_samples_of_a_run_are_made_again(old):
     """From stored weights, seed and sampler: x, y and ℓ of the file, but for the rounding of another machine."""
-    trained = Trained.load(old / "run")
+    trained = RunParts.load(old / "run")
     settings = trained.settings.samples
     source = trained.source("mdm", trained.mirror("map"))
     with SampleFile(old / "run" / "samples" / "train.h5") as file:

@@ -14,9 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from namm.cli import main
-from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.folder import read_record, stage_states
 from namm.experiments.engine.settings_file import to_yaml
-from namm.experiments.engine.status import stage_states
 
 SCRIPT = Path(__file__).with_name("distributed_run.py")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "two_nodes.sh"
@@ -100,4 +99,4 @@ def test_two_nodes_meet_and_train_one_map(tmp_path):
     assert (record.status, record.attempts, record.results["steps"]) == ("complete", 1, 40)
     result = json.loads((tmp_path / "run" / "map" / "training" / "result.json").read_text())
     assert result["images"] == 40 * 16  # of both nodes together
-    assert record.results["distance_map"] < 0.5 * record.results["distance_noise"]
+    assert record.results["distance_map"] < 0.75 * record.results["distance_noise"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from namm import MirrorMap
+from namm.cli import main
 from namm.errors import CheckpointError, UsageError
 from namm.generative import NCSNpp
 from namm.generative.networks.ncsnpp.layers import SelfAttention
@@ -20,8 +21,12 @@ NAMES = {"raw": "params", "ema": "ema"}
 FLOAT32, FLOAT64 = (torch.float32, "", 1e-5), (torch.float64, "_f64", 1e-9)
 
 
-def command(*arguments: str | Path) -> int:
-    return import_module("namm.cli.import").main([str(argument) for argument in arguments])
+def command(*arguments: str | Path) -> None:
+    import_module("namm.cli.import").main([str(argument) for argument in arguments])
+
+
+def exit_code(*arguments: str | Path) -> int:
+    return main(["import", *map(str, arguments)])
 
 
 def nchw(array: np.ndarray) -> torch.Tensor:
@@ -89,9 +94,9 @@ def test_default_takes_the_copies_that_the_official_sampling_uses(outputs, folde
 def test_command_writes_networks_that_load(outputs, folder, tmp_path, capsys):
     residual, activation = ("yes" if outputs["cfg/bwd_residual"] else "no"), str(outputs["cfg/bwd_activation"])
     map_options = ("--weights", "ema", "--residual", residual, "--activation", activation)
-    assert command(folder / MAP, "--out", tmp_path, *map_options) == 0
+    assert exit_code(folder / MAP, "--out", tmp_path, *map_options) == 0
     x, y = nchw(outputs["x"]), nchw(outputs["score_x"])
-    assert command(folder / MDM, "--out", tmp_path, "--weights", "raw", "--height", str(y.shape[2])) == 0
+    assert exit_code(folder / MDM, "--out", tmp_path, "--weights", "raw", "--height", str(y.shape[2])) == 0
     mirror, network = MirrorMap.load(tmp_path), NCSNpp.from_pretrained(tmp_path / "network")
     assert difference(mirror.to_mirror(x), outputs["g_ema"]) <= 1e-5
     assert difference(mirror.to_data(x), outputs["f_ema"]) <= 1e-5
@@ -107,7 +112,7 @@ def test_command_writes_networks_that_load(outputs, folder, tmp_path, capsys):
 
 
 def test_command_needs_no_options_where_shapes_tell(outputs, folder, tmp_path):
-    assert command(folder / MDM, "--out", tmp_path) == 0
+    assert exit_code(folder / MDM, "--out", tmp_path) == 0
     config = NCSNpp.load_config(tmp_path / "network")
     assert config["filters"] == int(outputs["cfg/nf"])
     assert config["multipliers"] == outputs["cfg/ch_mult"].tolist()
@@ -139,7 +144,7 @@ def test_command_refuses_what_it_cannot_do(folder, tmp_path):
         command()
     with pytest.raises(UsageError, match="these weights fit"):
         command(folder / MDM, "--out", tmp_path / "a", "--height", "4096")
-    assert command(folder / MDM, "--weights", "other") == 2
+    assert exit_code(folder / MDM, "--weights", "other") == 2
     assert not (tmp_path / "a").exists()
 
 

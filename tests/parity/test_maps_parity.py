@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from namm.import_flax.maps import icnn_state, resnet_state
+from namm.import_flax.networks import icnn_state, resnet_state
 from namm.maps import ICNN, ResNet
 
 

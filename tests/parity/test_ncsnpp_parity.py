@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from namm.generative import NCSNpp
-from namm.import_flax.ncsnpp import ncsnpp_shape, ncsnpp_state, possible_heights
+from namm.import_flax.networks import ncsnpp_shape, ncsnpp_state, possible_heights
 
 
 def weights(file) -> dict[str, np.ndarray]:

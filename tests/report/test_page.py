@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from namm.evaluation import Figures, judge
-from namm.evaluation.milestone import Milestone
+from namm.evaluation.scores import Milestone
 from namm.report import page as page_module
 from namm.report.contents import ROWS as NAMES
 from namm.report.contents import Contents, Cost, Paper, Row, StageLine

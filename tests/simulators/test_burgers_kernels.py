@@ -108,16 +108,16 @@ import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from namm.simulators.burgers_kernels import _solve, _solve_back
+from namm.simulators.burgers_kernels import _relax
 
-for kernel in (_solve, _solve_back):
-    constants, kinds = {"N": 64, "LINES": 16}, {"n": "i32", "lines": "i32", "sweeps": "i32"}
-    pointers = ("r", "v", "grad", "out", "other")
+for adjoint in (False, True):
+    constants, kinds = {"ADJOINT": adjoint, "N": 64, "LINES": 16}, {"n": "i32", "lines": "i32", "sweeps": "i32"}
+    pointers = ("v", "grad", "out", "other")
     signature = {
         name: "constexpr" if name in constants else kinds.get(name, "*fp32" if name in pointers else "fp32")
-        for name in kernel.arg_names
+        for name in _relax.arg_names
     }
-    made = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32))
+    made = triton.compile(ASTSource(_relax, signature, constants), target=GPUTarget("cuda", 90, 32))
     loop = re.search(r"scf[.]for .*iter_args[(](.*?)[)] ->", made.asm["ttgir"]).group(1)
     assert loop.count("=") == 4, loop  # two states, two places
 """

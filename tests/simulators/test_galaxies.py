@@ -16,7 +16,6 @@ from namm.simulators.galaxies import (
     background_variance,
     blur_kernel,
     draw_catalogue,
-    peak_of,
     render,
 )
 
@@ -81,11 +80,11 @@ def test_half_the_peak_is_reached_at_2_ln_2_semi_axes():
 def test_sources_add_up():
     catalogue = draw_catalogue(3, count=5, size=40, peaks=(3.0, 10.0), separation=5.0, rng=rng())
     columns = (catalogue.major, catalogue.ellipticity, catalogue.angle, catalogue.peak)
-    alone = [
+    on_main_process = [
         render(Catalogue(catalogue.centres[:, k : k + 1], *(column[:, k : k + 1] for column in columns)), 40)
         for k in range(5)
     ]
-    torch.testing.assert_close(render(catalogue, 40), torch.stack(alone).sum(0))
+    torch.testing.assert_close(render(catalogue, 40), torch.stack(on_main_process).sum(0))
 
 
 # Catalogues
@@ -187,8 +186,3 @@ def test_the_kernel_adds_up_to_one_and_needs_a_width():
     for blur in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(UsageError, match="positive width"):
             blur_kernel(blur)
-
-
-def test_decibels_are_of_power():
-    assert peak_of(20, 4.0) == pytest.approx(20)
-    assert 10 * math.log10(peak_of(15, 0.36) ** 2 / 0.36) == pytest.approx(15)

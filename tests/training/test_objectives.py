@@ -129,7 +129,9 @@ def test_a_regulariser_that_is_chosen_stands():
 
 
 def test_default_weights_are_those_of_a_run_and_of_the_published_results():
-    assert asdict(Weights()) == asdict(WeightSettings()) == {"constraint": 1.0, "cycle": 0.5, "regulariser": 1e-3}
+    assert asdict(Weights()) == {"constraint": 1.0, "cycle": 0.5, "regulariser": 1e-3}
+    assert build.weights(WeightSettings(), unit=7.0) == Weights()
+    assert build.weights(WeightSettings(3.0, relative=True), unit=7.0).constraint == 21
     assert build.regulariser(MapSettings()) is default_regulariser(ICNN(layers=1, filters=4))
 
 

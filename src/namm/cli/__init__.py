@@ -1,7 +1,8 @@
-"""The `namm` command. Each subcommand is a module of this package with a `main(arguments) -> exit code`.
+"""The `namm` command. Each subcommand is a module of this package with a `main(arguments)`.
 
 Only the module of the command that was asked for is imported, and none of them imports torch before it has read its
-arguments, so that help and mistakes are answered at once.
+arguments, so that help and mistakes are answered at once. Options are read by tyro, whose import alone takes longer
+than all of `namm --help`: hence the table here.
 """
 
 import difflib
@@ -10,45 +11,61 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from namm._version import __version__
-from namm.cli.failures import explain
-from namm.errors import NammWarning
-from namm.experiments.engine.processes import one_voice
+from namm.errors import NammWarning, explain
+from namm.experiments.engine.processes import rank_zero_output
+
+
+class Command(NamedTuple):
+    """What a command does, whether it goes on with what it had begun, and whether it may run a user's own rule."""
+
+    summary: str
+    resumes: bool = False
+    trusts: bool = False
+
 
 COMMANDS = {
-    "demo": "the whole method on a CPU, in minutes, told as it goes",
-    "run": "run an experiment, stage by stage, in a folder that remembers what is done",
-    "sweep": "run an experiment with many settings, here, as processes or as Slurm jobs, and gather one table",
-    "paper": "make a table or figure of the paper, running what is missing",
-    "train": "train one thing of an experiment: map, models, finetuning; or the network that counts",
-    "sample": "draw samples from a run's model into an HDF5 file",
-    "assimilate": "sample the images behind noisy, partial observations",
-    "evaluate": "compare a run's samples, or any images, with data",
-    "export": "save a run's model and maps as a pipeline of diffusers",
-    "list": "show the runs in a folder",
-    "status": "show the stages of a run",
-    "trust": "show the Python code of a run's rule, and allow it",
-    "report": "write what a run found as one HTML file",
-    "data": "draw a dataset into an HDF5 file",
-    "import": "turn a checkpoint of the official code into networks of ours",
-    "check": "measure a rule on images and show the worst of them",
+    "demo": Command("the whole method on a CPU, in minutes, told as it goes", resumes=True),
+    "run": Command("run an experiment, stage by stage, in a folder that remembers what is done", True, True),
+    "sweep": Command(
+        "run an experiment with many settings, here, as processes or as Slurm jobs, and gather one table", True, True
+    ),
+    "paper": Command("make a table or figure of the paper, running what is missing", resumes=True),
+    "train": Command(
+        "train one thing of an experiment: map, models, finetuning; or the network that counts", True, True
+    ),
+    "sample": Command("draw samples from a run's model into an HDF5 file", True, True),
+    "assimilate": Command("sample the images behind noisy, partial observations", True, True),
+    "evaluate": Command("compare a run's samples, or any images, with data", trusts=True),
+    "export": Command("save a run's model and maps as a pipeline of diffusers", trusts=True),
+    "list": Command("show the runs in a folder"),
+    "status": Command("show the stages of a run"),
+    "trust": Command("show the Python code of a run's rule, and allow it"),
+    "report": Command("write what a run found as one HTML file", trusts=True),
+    "data": Command("draw a dataset into an HDF5 file", resumes=True),
+    "import": Command("turn a checkpoint of the official code into networks of ours"),
+    "check": Command("measure a rule on images and show the worst of them"),
 }
+HELP, DEBUG, TRUST = ("-h", "--help"), "--debug", "--trust"
 
-DEBUG, TRUST = "--debug", "--trust"
-TRUSTING = ("run", "train", "sweep", "sample", "assimilate", "evaluate", "export", "report")
-"""Commands that may run the rule of a user's own that a run or a file of settings names."""
+
+class Answered(Exception):
+    """Nothing is left to do: help, or what is wrong with the arguments, has been printed."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one subcommand and return its exit code: 0 done, 1 failed, 2 wrong usage."""
-    given = sys.argv[1:] if arguments is None else arguments
-    debug, arguments = DEBUG in given, [argument for argument in given if argument != DEBUG]
-    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    if command in ("-h", "--help"):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = DEBUG in arguments
+    command, *rest = [argument for argument in arguments if argument != DEBUG] or ["--help"]
+    if command in HELP:
         print(usage())
         return 0
     if command == "--version":
@@ -58,7 +75,16 @@ def main(arguments: list[str] | None = None) -> int:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f" Did you mean `namm {close[0]}`?" if close else " `namm --help` lists the commands."
         return _fail(f"there is no command {command!r}.{hint}", 2)
-    return _run(command, rest, debug)
+    spin_briefly()
+    try:
+        return _run(command, rest)
+    except BrokenPipeError:  # the output went to a program that has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        return _fail(*explain(error, resumes=COMMANDS[command].resumes))
 
 
 def spin_briefly() -> None:
@@ -71,27 +97,23 @@ def spin_briefly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
-def _run(command: str, arguments: list[str], debug: bool) -> int:
-    spin_briefly()
-    trust = command in TRUSTING and TRUST in arguments
-    if trust:
-        arguments = [argument for argument in arguments if argument != TRUST]
-    try:
-        with one_voice(), sentences(), _accepting(trust):
-            code: int = import_module(f"namm.cli.{command}").main(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the output went to a program that has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (Exception, KeyboardInterrupt) as error:
-        if debug:
-            traceback.print_exc()
-        return _fail(*explain(error, command))
-    return code
+def _run(command: str, arguments: list[str]) -> int:
+    trust: Any = nullcontext()
+    if COMMANDS[command].trusts and TRUST in arguments:
+        from namm.experiments.engine.user_rule import accepting
+
+        trust, arguments = accepting(), [argument for argument in arguments if argument != TRUST]
+    with rank_zero_output(), warnings_as_sentences(), trust:
+        try:
+            exit_code = import_module(f"namm.cli.{command}").main(arguments)
+        except Answered as answered:
+            exit_code = answered.exit_code
+    sys.stdout.flush()
+    return exit_code or 0
 
 
 @contextmanager
-def sentences() -> Iterator[None]:
+def warnings_as_sentences() -> Iterator[None]:
     """Print our own warnings as sentences, without the line of code that they come from."""
     full = warnings.formatwarning
 
@@ -107,31 +129,20 @@ def sentences() -> Iterator[None]:
         warnings.formatwarning = full
 
 
-def _accepting(trust: bool) -> AbstractContextManager[None]:
-    if not trust:
-        return nullcontext()
-    from namm.experiments.engine.trust import accepting
-
-    return accepting()
-
-
 def usage() -> str:
     """The help text of the command itself."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: namm COMMAND [options]        namm COMMAND --help",
-            "",
-            "Generative models that obey a rule.",
-            "",
-            *lines,
-            "",
-            f"{DEBUG}, with any command, shows where an error came from.",
-            f"{TRUST}, with {', '.join(TRUSTING[:-1])} and {TRUSTING[-1]}, runs the Python code of a",
-            "rule that a run or a file of settings names and that you have not run before; look at it first.",
-        ]
-    )
+    lines = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    *trusting, last = (name for name, command in COMMANDS.items() if command.trusts)
+    return f"""usage: namm COMMAND [options]        namm COMMAND --help
+
+Generative models that obey a rule.
+
+{lines}
+
+{DEBUG}, with any command, shows where an error came from.
+{TRUST}, with {", ".join(trusting)} and {last}, runs the Python code of a
+rule that a run or a file of settings names and that you have not run before; look at it first."""
 
 
 def _fail(message: str, code: int) -> int:

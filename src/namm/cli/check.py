@@ -2,27 +2,21 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
-from namm.cli.options import HELP, parse, take_name
-from namm.cli.rules import named_rule, rule_settings
+from namm.cli.options import Layout, format_usage, named_rule, parse_with_rule, require_first, rule_settings
 from namm.errors import UsageError
-from namm.experiments.engine.data_settings import Rule
+from namm.experiments.engine.experiment import Rule
 from namm.experiments.presets import EXPERIMENTS
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from namm.constraints import Constraint
+from namm.formatting import format_number
 
 
 @dataclass(frozen=True)
-class Options:
-    """What to check, and how to read it."""
+class Check:
+    """Measure how well images keep a rule."""
 
     file: Path
     """HDF5, NPY or NPZ file, or a folder of PNGs."""
-    layout: Literal["NCHW", "NHWC"] | None = None
+    layout: Layout | None = None
     """Order of the file's axes; our own files and PNGs know theirs."""
     key: str | None = None
     """Name of the array in an HDF5 or NPZ file; of our own files `train` is read."""
@@ -36,43 +30,36 @@ class Options:
 
 def usage() -> str:
     """The help text that needs no rule."""
-    return "\n".join(
-        [
-            "usage: namm check CONSTRAINT FILE [--layout NCHW|NHWC] [--key KEY] [--out PICTURE] [--PARAMETER VALUE]",
-            "",
-            "Measure how well images keep a rule: the floor (mean, max, worst image), the same with noise, and the",
-            "gradient. The worst image is saved beside its residual.",
-            "",
-            f"  CONSTRAINT   {', '.join(EXPERIMENTS)}, or module:name of your own: a function (B, C, H, W) -> (B,) or",
-            "               a namm.Constraint, found in the current folder, or installed",
-            "  FILE         HDF5, NPY or NPZ file, or a folder of PNGs",
-            "  --PARAMETER  the rule's numbers, as in `namm check flux FILE --total 120`; `namm check flux --help`.",
-            "               A file that `namm data` wrote brings its own.",
-            "",
-            "Exit code 0: the rule keeps its contract and the data keep the rule.",
-        ]
+    return format_usage(
+        "namm check CONSTRAINT FILE [--layout NCHW|NHWC] [--key KEY] [--out PICTURE] [--PARAMETER VALUE]",
+        "Measure how well images keep a rule: the floor (mean, max, worst image), the same with noise, and the "
+        "gradient. The worst image is saved beside its residual. "
+        "Exit code 0: the rule keeps its contract and the data keep the rule.",
+        {
+            "CONSTRAINT": f"{', '.join(EXPERIMENTS)}, or module:name of your own: a function (B, C, H, W) -> (B,) or "
+            "a namm.Constraint, found in the current folder, or installed",
+            "FILE": "HDF5, NPY or NPZ file, or a folder of PNGs",
+            "--PARAMETER": "the rule's numbers, as in `namm check flux FILE --total 120`; `namm check flux --help`. "
+            "A file that `namm data` wrote brings its own.",
+        },
     )
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Check a rule on a file of images."""
-    name, rest = take_name(arguments)
-    if name is None:
-        if not arguments or set(rest) & set(HELP):
-            print(usage())
-            return 0 if arguments else 2
-        raise UsageError("which constraint? Its name comes first: namm check CONSTRAINT FILE.")
-    file = next((Path(a) for a in rest if a.endswith(".h5") and Path(a).is_file()), None)
-    options = _options(name, rule_settings(name, file), rest)
-    if isinstance(options, int):
-        return options
-
+    question = "which constraint? Its name comes first: namm check CONSTRAINT FILE."
+    name, rest = require_first(arguments, usage(), question)
+    file = next((Path(each) for each in rest if each.endswith(".h5") and Path(each).is_file()), None)
+    options = parse_with_rule(Check, rest, f"namm check {name}", rule_settings(name, file))
     if options.out is not None and not options.out.suffix:
         raise UsageError(f"--out must name a picture, such as worst.png, not {options.out}.")
+
+    import torch
 
     from namm.datasets import read_images
     from namm.datasets.batches import check_values
     from namm.experiments.engine.user_rule import blamed_on
+    from namm.report.figures import save, worst_residual_figure
 
     rule = named_rule(name, options.rule)
     images = read_images(options.file, key=options.key, layout=options.layout)
@@ -80,42 +67,14 @@ def main(arguments: list[str]) -> int:
     with blamed_on(name):
         report = rule.check(images, noise=options.noise)
     print(report)
+    image = images[report.worst : report.worst + 1]
+    with blamed_on(name), torch.no_grad():
+        residual = rule.follow(image).residual(image)[0].numpy() if rule.has_residual else None
+    title = f"image {report.worst}, distance {format_number(report.max)} ({rule.name})"
     picture = options.out or Path(f"{options.file.stem}-worst.png")
-    with blamed_on(name):
-        residual = _residual(rule, images[report.worst : report.worst + 1])
-    title = f"image {report.worst}, distance {report.max:.3g} ({rule.name})"
-    _save_picture(images[report.worst], residual, title, picture)
+    save(worst_residual_figure(image[0].numpy(), residual, title), picture)
     print(f"  picture   {picture}")
     for note in notes:
         print(f"  note      {note}")
     report.require_obeyed()
     report.require_active()
-    return 0
-
-
-def _options(name: str, rule: Rule, arguments: list[str]) -> Options | int:
-    """The options, with the rule's parameters among them, or an exit code."""
-    import tyro
-
-    return parse(
-        Options,
-        arguments,
-        prog=f"namm check {name}",
-        description="Measure how well images keep a rule.",
-        default=Options(file=tyro.MISSING, rule=rule),
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs),
-    )
-
-
-def _residual(rule: "Constraint", image: "Tensor") -> "Tensor | None":
-    """Where one image breaks the rule, for a rule that tells."""
-    import torch
-
-    with torch.no_grad():
-        return rule.follow(image).residual(image)[0] if rule.has_residual else None
-
-
-def _save_picture(image: "Tensor", residual: "Tensor | None", title: str, path: Path) -> None:
-    from namm.report.figures import save, worst_residual_figure
-
-    save(worst_residual_figure(image.numpy(), None if residual is None else residual.numpy(), title), path)

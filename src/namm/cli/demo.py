@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from namm.cli.options import parse
-from namm.cli.run import tell
+from namm.cli.options import log, parse
 
 
 @dataclass(frozen=True)
@@ -19,12 +18,10 @@ class Demo:
     """Shrink everything to seconds: to see that it works here, not how well."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command."""
-    options = parse(Demo, arguments, prog="namm demo")
-    if isinstance(options, int):
-        return options
+def main(arguments: list[str]) -> None:
+    """Run the demonstration."""
+    options = parse(Demo, arguments, "namm demo")
+
     from namm.experiments.demo import demo
 
-    demo(options.out, seed=options.seed, quick=options.quick, tell=tell)
-    return 0
+    demo(options.out, seed=options.seed, quick=options.quick, log=log)

@@ -1,20 +1,35 @@
 """`namm evaluate`: the rows of a run's evaluation, of several runs together, or of any images against data."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
+from tyro.conf import arg
 
-from namm.cli.data import drawable
-from namm.cli.options import HELP, parse, pick
-from namm.cli.rules import named_rule, recipe, rule_settings
+from namm.cli import HELP
+from namm.cli.options import (
+    Layout,
+    answer,
+    drawable,
+    file_attributes,
+    format_usage,
+    log,
+    named_rule,
+    parse_with_rule,
+    pick,
+    rule_settings,
+)
 from namm.errors import RunFolderError, UsageError
-from namm.experiments.engine.data_settings import Rule
-from namm.experiments.engine.folder import find_run
+from namm.experiments.engine.experiment import Rule
+from namm.experiments.engine.folder import SETTINGS, find_run
+from namm.experiments.engine.settings_file import read_yaml
+from namm.experiments.engine.stages import STAGES, summary
 from namm.experiments.presets import EXPERIMENTS
+from namm.formatting import ABSENT, format_estimate, format_number, print_table
 
 if TYPE_CHECKING:
     from namm.datasets.batches import Images
@@ -44,11 +59,11 @@ class Files:
     """Samples: a file of `namm sample`, HDF5, NPY or NPZ, or a folder of PNGs."""
     key: str | None = None
     """Name of the array in FILE; `images` in a file of samples."""
-    layout: Literal["NCHW", "NHWC"] | None = None
+    layout: Layout | None = None
     """Order of the axes of FILE; our own files and PNGs know theirs."""
     against_key: str | None = None
     """The same for the data; `test`, or else `train`, in a file of `namm data`."""
-    against_layout: Literal["NCHW", "NHWC"] | None = None
+    against_layout: Layout | None = None
     """The same for the data."""
     subsets: int = 50
     """Random subsets that √MMD² is a mean over."""
@@ -58,7 +73,7 @@ class Files:
     """Also KID and FID, which need the weights of Inception (docs/evaluation.md) and take long without a GPU."""
     seed: int = 0
     """Decides which images are in the subsets."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    out: Annotated[Path | None, arg(aliases=["-o"])] = None
     """Where the figures go as JSON."""
     rule: Rule = field(default_factory=Rule)
     """The rule's numbers; a rule of the user's own has none that we know."""
@@ -66,124 +81,96 @@ class Files:
 
 def usage() -> str:
     """The help text that needs no rule."""
-    return "\n".join(
-        [
-            "usage: namm evaluate RUN [RUN ...] [--trust]",
-            "       namm evaluate FILE --against FILE [--constraint CONSTRAINT] [-o metrics.json] [--PARAMETER VALUE]",
-            "",
-            "The first form runs the stage `evaluate` of a run (its folder, or its name in `runs`) with the run's own",
-            "settings, unless it is done, and shows its rows; of several runs, mean ± standard deviation over them.",
-            "With --trust it runs a rule of the run's that you have not run before: it is Python code.",
-            "",
-            "The second compares any images with data:",
-            "  FILE          samples of `namm sample`, HDF5, NPY or NPZ file, or a folder of PNGs",
-            "  --against     the data, the same way; best such that no training has seen",
-            f"  --constraint  {', '.join(EXPERIMENTS)}, or module:name of your own;",
-            "                not needed where the data are a file of `namm data`",
-            "  --PARAMETER   the rule's numbers and more: `namm evaluate FILE --against FILE --help`",
-            "",
-            "Columns: ℓ over the images; √MMD² to the data over random subsets; KID and FID where they were asked for;",
-            "total variation and spread (of a pixel over the images), as ratios to the data's. The row `data` is what",
-            "other real images score.",
-        ]
+    return format_usage(
+        "namm evaluate RUN [RUN ...] [--trust]\n"
+        "namm evaluate FILE --against FILE [--constraint CONSTRAINT] [-o metrics.json] [--PARAMETER VALUE]",
+        "The first form runs the stage `evaluate` of a run (its folder, or its name in `runs`) with the run's own "
+        "settings, unless it is done, and shows its rows; of several runs, mean ± standard deviation over them. With "
+        "--trust it runs a rule of the run's that you have not run before: it is Python code. The second compares any "
+        "images with data.\n"
+        "Columns: ℓ over the images; √MMD² to the data over random subsets; KID and FID where they were asked for; "
+        "total variation and spread (of a pixel over the images), as ratios to the data's. The row `data` is what "
+        "other real images score.",
+        {
+            "FILE": "samples of `namm sample`, HDF5, NPY or NPZ file, or a folder of PNGs",
+            "--against": "the data, the same way; best such that no training has seen",
+            "--constraint": f"{', '.join(EXPERIMENTS)}, or module:name of your own; not needed where the data are a "
+            "file of `namm data`",
+            "--PARAMETER": "the rule's numbers and more: `namm evaluate FILE --against FILE --help`",
+        },
     )
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Evaluate runs, or a file."""
-    own, rest = pick(arguments, ("against", "constraint"))
-    if not arguments or (set(rest) & set(HELP) and not own):
-        print(usage())
-        return 0 if arguments else 2
-    if own:
-        return _files(own, rest)
-    if unknown := [argument for argument in rest if argument.startswith("-")]:
+    picked, rest = pick(arguments, ("against", "constraint"))
+    if not arguments or (set(rest) & set(HELP) and not picked):
+        answer(usage(), arguments)
+    if picked:
+        _evaluate_file(picked, rest)
+    elif unknown := [argument for argument in rest if argument.startswith("-")]:
         raise UsageError(
             f"a run is evaluated with its own settings, without {unknown[0]}; a file needs --against FILE."
         )
-    runs = [find_run(name) for name in rest]
-    _require_alike(runs)
-    rows = [_run_rows(run) for run in runs]
-    _show(rows, rest[0] if len(rows) == 1 else f"mean ± std over {len(rows)} runs")
-    _show_verdicts(runs)
-    return 0
-
-
-def _show_verdicts(runs: Sequence[Path]) -> None:
-    """The verdict on each run, in full where there is one run."""
-    from namm.experiments.engine.judgement import run_verdict
-
-    for run in runs:
-        if (verdict := run_verdict(run)) is not None:
-            print("\n".join(verdict.lines()) if len(runs) == 1 else f"{run}: {verdict.headline}")
+    else:
+        _evaluate_runs([find_run(name) for name in rest], rest[0])
 
 
 # Runs
 
 
-def _require_alike(runs: Sequence[Path]) -> None:
-    """Refuse to average over runs whose figures mean different things."""
-    from dataclasses import replace
-
-    from namm.experiments.engine.folder import SETTINGS
-    from namm.experiments.engine.settings_file import read_yaml
-
+def _evaluate_runs(runs: Sequence[Path], name: str) -> None:
+    """Rows and verdicts; refuses to average over runs whose figures mean different things."""
     chosen = [read_yaml(run / SETTINGS) for run in runs]
-    kinds = {(each.experiment, replace(each.settings.evaluate, seed=0)) for each in chosen}
-    if len(kinds) > 1:
+    if len({(each.experiment, replace(each.settings.evaluate, seed=0)) for each in chosen}) > 1:
         raise UsageError(
             f"{', '.join(map(str, runs))} are not of one experiment with one way of evaluating, seeds aside: evaluate "
             "them one by one."
         )
 
+    from namm.experiments.engine.stages.evaluate import run_verdict
+
+    rows = [_run_rows(run) for run in runs]
+    _show(rows, name if len(rows) == 1 else f"mean ± std over {len(rows)} runs")
+    for run in runs:
+        if (verdict := run_verdict(run)) is not None:
+            print("\n".join(verdict.lines()) if len(runs) == 1 else f"{run}: {verdict.headline}")
+
 
 def _run_rows(run: Path) -> dict[str, Row]:
     """The rows of a run in order; makes the stage, but trains nothing."""
-    import json
-
-    from namm.experiments.engine.folder import SETTINGS
-    from namm.experiments.engine.judgement import METRICS
+    from namm.experiments.engine.folder import complete_stage, is_complete
     from namm.experiments.engine.run import run as run_stages
-    from namm.experiments.engine.run_parts import complete_stage
-    from namm.experiments.engine.settings_file import read_yaml
-    from namm.experiments.engine.stages import STAGES
-    from namm.experiments.engine.stages.evaluate import ROWS
+    from namm.experiments.engine.stages.evaluate import METRICS, ROWS
 
-    for stage in STAGES["evaluate"].needs:
-        complete_stage(run, stage)
-    run_stages(read_yaml(run / SETTINGS), run, until="evaluate", tell=_tell, force=True)
-    file = run / "evaluate" / METRICS
+    stage = STAGES["evaluate"]
+    for needed in stage.needs:
+        complete_stage(run, needed)
+    done_before = is_complete(run, stage.name)
+    if not done_before:
+        log("evaluate running")
+    records = run_stages(read_yaml(run / SETTINGS), run, until=stage.name, log=lambda line: None, force=True)
+    record = records[stage.name]
+    when = "before" if done_before else f"in {format_number(record.seconds, '.1f')} s"
+    log(f"evaluate done {when}  {summary(stage, record.results)}")
+    file = run / stage.name / METRICS
     try:
-        found = json.loads(file.read_text())["rows"]
+        rows = json.loads(file.read_text())["rows"]
     except (OSError, ValueError, KeyError) as error:
         raise RunFolderError(f"{file} cannot be read ({error}): move it away, and it is made anew.") from error
-    return {name: found[name] for name in ROWS if name in found}
-
-
-def _tell(line: str) -> None:
-    """What concerns the evaluation; that earlier stages are done is known."""
-    if line.startswith("evaluate"):
-        print(line, flush=True)
+    return {name: rows[name] for name in ROWS if name in rows}
 
 
 # Files
 
 
-def _files(own: dict[str, str], arguments: list[str]) -> int:
-    if "against" not in own:
+def _evaluate_file(picked: dict[str, str], arguments: list[str]) -> None:
+    if "against" not in picked:
         raise UsageError("which data? namm evaluate FILE --against FILE.")
-    against = Path(own["against"])
-    name = own.get("constraint") or _rule_of(against)
-    options = parse(
-        Files,
-        arguments,
-        prog="namm evaluate",
-        usage=usage(),
-        default=Files(file=tyro.MISSING, rule=rule_settings(name, against if against.is_file() else None)),
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs),
-    )
-    if isinstance(options, int):
-        return options
+    against = Path(picked["against"])
+    name = picked.get("constraint") or _rule_of(against)
+    rule = rule_settings(name, against if against.is_file() else None)
+    options = parse_with_rule(Files, arguments, "namm evaluate", rule, usage=usage())
 
     from namm.files import write_json
 
@@ -192,12 +179,11 @@ def _files(own: dict[str, str], arguments: list[str]) -> int:
     if options.out is not None:
         write_json(options.out, {"rows": rows, "file": str(options.file), "against": str(against), "rule": name})
         print(f"the figures are in {options.out}")
-    return 0
 
 
 def _rule_of(data: Path) -> str:
     """The rule that a file of `namm data` obeys."""
-    dataset = recipe(data).get("dataset") if data.is_file() else None
+    dataset = file_attributes(data).get("dataset") if data.is_file() else None
     if dataset not in drawable():
         raise UsageError(
             f"which rule? {data} is not a file of `namm data`: add --constraint {'|'.join(EXPERIMENTS)}, or "
@@ -218,9 +204,8 @@ def _compare(options: Files, against: Path, name: str) -> dict[str, dict[str, An
         data = _open(against, options.against_key, options.against_layout, stack)
         size = options.subset_size or min(1000, samples.shape[0], data.shape[0] // 2)
         how: dict[str, Any] = {"subsets": options.subsets, "size": size, "seed": options.seed, "device": device()}
-        print(f"√MMD² over {options.subsets} subsets of {size} images", flush=True)
-        scores = {"data": floor(data, rule, **how), "samples": compare(samples, data, rule, **how)}
-        rows = {row: asdict(each) for row, each in scores.items()}
+        log(f"√MMD² over {options.subsets} subsets of {size} images")
+        rows = {"data": asdict(floor(data, rule, **how)), "samples": asdict(compare(samples, data, rule, **how))}
         if extractor is not None:
             _add_inception(rows, samples, data, extractor, size, options.seed)
         return rows
@@ -233,13 +218,14 @@ def _add_inception(
     import numpy as np
 
     from namm.evaluation import fid, kid
-    from namm.evaluation.rows import View, random_rows
+    from namm.evaluation.mmd import View, random_rows
 
-    n = min(samples.shape[0], data.shape[0] // 2)
-    mixed = random_rows(data.shape[0], data.shape[0] // 2, seed, "inception")
+    half = data.shape[0] // 2
+    n = min(samples.shape[0], half)
+    mixed = random_rows(data.shape[0], half, seed, "inception")
     others = np.delete(np.arange(data.shape[0]), mixed)
     reference = View(data, mixed[:n])
-    print(f"KID and FID of {n} images against {n}", flush=True)
+    log(f"KID and FID of {n} images against {n}")
     for name, images in (("data", View(data, others[:n])), ("samples", View(samples, np.arange(n)))):
         rows[name]["kid"] = kid(reference, images, extractor, size=min(size, n), seed=seed)
         rows[name]["fid"] = fid(reference, images, extractor)
@@ -252,11 +238,11 @@ def _open(path: Path, key: str | None, layout: str | None, stack: ExitStack) -> 
 
     if path.is_dir() or path.suffix.lower() not in HDF5_SUFFIXES:
         return read_images(path, key=key, layout=layout)
-    said = recipe(path)
-    if key is None and "samples" in said:
+    made_from = file_attributes(path)
+    if key is None and "samples" in made_from:
         key = "images"
-    if key is None and "dataset" in said:
-        key = "test" if said["n_test"] else "train"
+    if key is None and "dataset" in made_from:
+        key = "test" if made_from["n_test"] else "train"
     return stack.enter_context(open_images(path, key=key, layout=layout))
 
 
@@ -265,30 +251,21 @@ def _open(path: Path, key: str | None, layout: str | None, stack: ExitStack) -> 
 
 def _show(runs: Sequence[Mapping[str, Row]], title: str) -> None:
     """The rows of a run, or of several together, in all columns that anything was measured for."""
-    from rich.console import Console
-    from rich.table import Table
-
     names = list(dict.fromkeys(name for rows in runs for name in rows))
-    cell = _single if len(runs) == 1 else _several
-    cells = {
-        title: [cell([found for rows in runs if name in rows and (found := read(rows[name]))], form) for name in names]
-        for title, (read, form) in COLUMNS.items()
-    }
-    shown = {title: column for title, column in cells.items() if any(column)}
-    table = Table("", *shown, title=title, title_justify="left")
-    for name, *row in zip(names, *shown.values(), strict=True):
-        table.add_row(name, *(each or "–" for each in row))
-    Console().print(table)
+    cell = _mean_over_runs if len(runs) > 1 else _mean_over_images
+    columns = {}
+    for column, (read, spec) in COLUMNS.items():
+        found = {name: [values for rows in runs if name in rows and (values := read(rows[name]))] for name in names}
+        if any(found.values()):
+            columns[column] = [cell(found[name], spec) if found[name] else ABSENT for name in names]
+    print_table(["", *columns], zip(names, *columns.values(), strict=True), title=title)
 
 
-def _single(found: Sequence[Sequence[float]], form: str) -> str:
-    """Mean ± std over images or over subsets."""
-    return " ± ".join(f"{value:{form}}" for value in found[0]) if found else ""
+def _mean_over_images(found: Sequence[Sequence[float]], spec: str) -> str:
+    """Mean ± standard deviation over images or over subsets."""
+    return " ± ".join(format_number(value, spec) for value in found[0])
 
 
-def _several(found: Sequence[Sequence[float]], form: str) -> str:
-    """Mean ± standard deviation over runs."""
-    from statistics import fmean, stdev
-
-    means = [each[0] for each in found]
-    return f"{fmean(means):.3g} ± {stdev(means) if len(means) > 1 else 0:.2g}" if found else ""
+def _mean_over_runs(found: Sequence[Sequence[float]], _: str) -> str:
+    means = [values[0] for values in found]
+    return format_estimate(fmean(means), stdev(means) if len(means) > 1 else 0.0)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from namm.cli.options import parse
+from namm.cli.options import RunName, parse
 from namm.cli.sample import THROUGH, choose
 from namm.errors import RunFolderError
 from namm.experiments.engine.folder import find_run
@@ -20,8 +20,7 @@ class Export:
     With --trust, a rule of the run's that you have not run before is run: it is Python code.
     """
 
-    run: Annotated[Positional[str], arg(metavar="RUN")]
-    """Folder of the run, or its name in `runs`."""
+    run: RunName
     out: Annotated[Path, arg(aliases=["-o"])]
     """Folder to write; it must not hold anything yet."""
     model: Literal["mdm", "dm"] = "mdm"
@@ -30,37 +29,34 @@ class Export:
     """The score network's weights as float16, for a folder of about half the size."""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Export a run."""
-    options = parse(Export, arguments, prog="namm export")
-    if isinstance(options, int):
-        return options
+    options = parse(Export, arguments, "namm export")
     run, folder = find_run(options.run), options.out
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunFolderError(f"{folder} is there already and is not overwritten: choose another folder with -o.")
 
-    from namm.experiments.engine.judgement import run_verdict
-    from namm.experiments.engine.run_parts import Trained
+    from namm.experiments.engine.run_parts import RunParts
+    from namm.experiments.engine.stages.evaluate import run_verdict
     from namm.files import rename_durably
     from namm.pipeline import NAMMPipeline
 
-    trained = Trained.load(run)
+    trained = RunParts.load(run)
     source, stage = choose(trained, run, options.model)
     rule = trained.rule()
-    draft = folder.with_name(f".{folder.name}.partial")  # so that the folder is whole or not there
-    shutil.rmtree(draft, ignore_errors=True)
     verdict = run_verdict(run, stage) if options.model == "mdm" else None
     pipeline = NAMMPipeline.from_parts(cast(Any, source.model), cast(Any, source.mirror), rule, verdict)
+    draft = folder.with_name(f".{folder.name}.partial")  # so that the folder is whole or not there
+    shutil.rmtree(draft, ignore_errors=True)
     pipeline.save_pretrained(draft, half=options.half)
     if folder.exists():
         folder.rmdir()
     rename_durably(draft, folder)
-    own = ", constraint=rule" if "own" in pipeline.config.constraint else ""
     print(f"{options.model} of {run}, {THROUGH[stage]}, is in {folder}")
     if verdict is not None:
         print("\n".join(verdict.lines()))
-    print(f'  from namm import NAMMPipeline; pipe = NAMMPipeline.from_pretrained("{folder}"{own})')
-    if own:
-        named = getattr(trained.settings.data, "constraint", "") or repr(rule)
-        print(f"  where rule is {named} as a namm.Constraint, which no folder can hold")
-    return 0
+    option = ", constraint=rule" if pipeline.has_own_rule else ""
+    print(f'  from namm import NAMMPipeline; pipe = NAMMPipeline.from_pretrained("{folder}"{option})')
+    if option:
+        name = getattr(trained.settings.data, "constraint", "") or repr(rule)
+        print(f"  where rule is {name} as a namm.Constraint, which no folder can hold")

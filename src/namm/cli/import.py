@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tyro.conf import PositionalRequiredArgs
+
 from namm.cli.options import parse
 from namm.errors import UsageError
 
@@ -12,14 +14,14 @@ if TYPE_CHECKING:
     from namm.import_flax import OfficialState
     from namm.maps import MirrorMap
 
-DESCRIPTION = """Turn a checkpoint of the official (JAX) code into networks of ours. A map is written as OUT/g and
-OUT/f, for MirrorMap.load; a score network as OUT/network, for NCSNpp.from_pretrained. Sizes are read off the weights;
-what they do not tell is an option."""
-
 
 @dataclass(frozen=True)
-class Options:
-    """What to import, and what its arrays do not tell."""
+class Import:
+    """Turn a checkpoint of the official (JAX) code into networks of ours.
+
+    A map is written as OUT/g and OUT/f, for MirrorMap.load; a score network as OUT/network, for NCSNpp.from_pretrained.
+    Sizes are read off the weights; what they do not tell is an option.
+    """
 
     file: Path
     """Legacy flax checkpoint (msgpack): a NAMM state or a score model's."""
@@ -41,13 +43,11 @@ class Options:
     """Network: heights of feature maps with attention."""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Import one checkpoint file."""
     if not arguments:
         raise UsageError("which file? namm import FILE --out FOLDER; `namm import --help` lists the options.")
-    options = _options(arguments)
-    if isinstance(options, int):
-        return options
+    options = parse(Import, arguments, "namm import", config=(PositionalRequiredArgs,))
 
     from namm.import_flax import read_official, save_official
 
@@ -58,23 +58,9 @@ def main(arguments: list[str]) -> int:
     print(f"imported the {state.kind} of {options.file} ({options.weights} weights{epoch})")
     for line in (*notes, *(f"written to {folder}" for folder in folders)):
         print(f"  {line}")
-    return 0
 
 
-def _options(arguments: list[str]) -> Options | int:
-    """The options, or an exit code where they were answered or refused."""
-    import tyro
-
-    return parse(
-        Options,
-        arguments,
-        prog="namm import",
-        description=DESCRIPTION,
-        config=(tyro.conf.PositionalRequiredArgs,),
-    )
-
-
-def _map(state: "OfficialState", options: Options) -> "tuple[MirrorMap, list[str]]":
+def _map(state: "OfficialState", options: Import) -> "tuple[MirrorMap, list[str]]":
     """g and f, and what a reader should know of them."""
     from namm.import_flax import official_map
 
@@ -89,10 +75,10 @@ def _map(state: "OfficialState", options: Options) -> "tuple[MirrorMap, list[str
     return mirror, [_sizes("g", mirror.g), _sizes("f", mirror.f)]
 
 
-def _network(state: "OfficialState", options: Options) -> "tuple[NCSNpp, list[str]]":
+def _network(state: "OfficialState", options: Import) -> "tuple[NCSNpp, list[str]]":
     """The score network, and what a reader should know of it."""
     from namm.import_flax import official_network
-    from namm.import_flax.ncsnpp import possible_heights
+    from namm.import_flax.networks import possible_heights
 
     network = official_network(state, options.weights, height=options.height, attention=options.attention)
     notes = [_sizes("network", network)]

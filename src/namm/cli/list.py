@@ -1,52 +1,44 @@
 """`namm list`: the runs in a folder."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from namm.cli.options import HELP, refuse_more
+from tyro.conf import Positional, arg
+
+from namm.cli.options import parse
 from namm.errors import NammError, UsageError
+from namm.experiments.engine.folder import RUN, describe_run
+from namm.formatting import print_table
 
-USAGE = "namm list [DIR]"
+
+@dataclass(frozen=True)
+class List:
+    """Show the runs in a folder: experiment, preset, stages done, date."""
+
+    folder: Annotated[Positional[Path], arg(metavar="DIR")] = Path("runs")
+    """The folder."""
 
 
-def main(arguments: list[str]) -> int:
-    """Show the runs in a folder, `runs` by default."""
-    if set(arguments) & set(HELP):
-        print(f"usage: {USAGE}\n\nShow the runs in a folder, `runs` by default: experiment, preset, stages done, date.")
-        return 0
-    refuse_more(arguments[1:], USAGE)
-    folder = Path(arguments[0] if arguments else "runs")
+def main(arguments: list[str]) -> None:
+    """Show the runs in a folder."""
+    folder = parse(List, arguments, "namm list").folder
     if not folder.is_dir():
-        if not arguments:
-            print("there are no runs here yet; `namm run NAME` makes one in the folder runs.")
-            return 0
-        raise UsageError(f"there is no folder {folder}.")
-
-    from namm.experiments.engine.folder import RUN
-
-    runs = sorted(p.parent for p in [*folder.glob(f"*/{RUN}"), *folder.glob(RUN)])
+        if arguments:
+            raise UsageError(f"there is no folder {folder}.")
+        print("there are no runs here yet; `namm run NAME` makes one in the folder runs.")
+        return
+    runs = sorted(path.parent for path in [*folder.glob(f"*/{RUN}"), *folder.glob(RUN)])
     if not runs:
         print(f"there are no runs in {folder}.")
-        return 0
-    _show(runs)
-    return 0
+        return
+    print_table(["run", "experiment", "preset", "stages done", "last change"], map(_row, runs))
 
 
-def _show(runs: list[Path]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("run", "experiment", "preset", "stages done", "last change")
-    for run in runs:
-        table.add_row(str(run), *_row(run))
-    Console().print(table)
-
-
-def _row(run: Path) -> tuple[str, str, str, str]:
-    from namm.experiments.engine.status import describe_run
-
+def _row(run: Path) -> tuple[str, ...]:
     try:
         about = describe_run(run)
     except NammError as error:
-        return "", "", f"unreadable: {error}", ""
+        return str(run), "", "", f"unreadable: {error}", ""
     preset = about.preset + (", changed" if about.changed else "")
-    return about.experiment, preset, " ".join(about.done) or "none", about.date[:16].replace("T", " ")
+    return str(run), about.experiment, preset, " ".join(about.done) or "none", about.date[:16].replace("T", " ")

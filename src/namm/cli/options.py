@@ -1,52 +1,119 @@
-"""What the commands share in reading their arguments. Imports neither torch nor tyro until it must.
+"""What commands share: reading arguments, answering with help, and rules by name. Imports no torch until it must.
 
 Commands whose options depend on a name are read in two passes: the name and the command's own options are picked out of
 the list first, and what is left goes to tyro, which knows every field of the settings of that name.
 """
 
 import difflib
-from collections.abc import Sequence
-from typing import Any, TypeVar
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
+import tyro
+import yaml
+from tyro.conf import Positional, arg
+
+from namm.cli import HELP, Answered
 from namm.errors import UsageError
-from namm.experiments.engine.processes import is_main, let_speak
+from namm.experiments.engine.experiment import Experiment, Rule
+from namm.experiments.engine.processes import is_main, wait_for_the_reason
+from namm.experiments.presets import EXPERIMENTS, find, require_name
+
+if TYPE_CHECKING:
+    from namm.constraints import Constraint
+    from namm.experiments.sweeps.cell import Jobs
 
 T = TypeVar("T")
 
-HELP = ("-h", "--help")
+RunName = Annotated[Positional[str], arg(metavar="RUN", help="Folder of the run, or its name in `runs`.")]
+Layout = Literal["NCHW", "NHWC"]
 
 
-def pick(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Values of the options `--name VALUE` or `--name=VALUE` for the given names, and all other arguments."""
-    found: dict[str, str] = {}
+def log(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)
+
+
+# Arguments
+
+
+def parse(kind: type[T], arguments: Sequence[str], prog: str, *, usage: str = "", **options: Any) -> T:
+    """An object of `kind` from the arguments; help and mistakes are answered here.
+
+    `usage`, what tyro does not know of, precedes its help.
+    """
+    if usage and set(arguments) & set(HELP):
+        print(usage + "\n")
+    try:
+        return tyro.cli(kind, args=list(arguments), prog=prog, console_outputs=is_main(), **options)
+    except SystemExit as answer:
+        if not is_main():
+            wait_for_the_reason()
+        raise Answered(answer.code if isinstance(answer.code, int) else 1) from None
+
+
+def parse_with_rule(kind: type[T], arguments: Sequence[str], prog: str, rule: Rule, **options: Any) -> T:
+    """The same for options of a `file` and a `rule`, whose numbers are options among the others."""
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs)
+    default: Any = kind(file=tyro.MISSING, rule=rule)  # type: ignore[call-arg]
+    return parse(kind, arguments, prog, default=default, config=config, **options)
+
+
+def pick(
+    arguments: Sequence[str], single: Sequence[str], *, several: Sequence[str] = (), flags: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """What is given of a command's own options, by name, and all other arguments.
+
+    Options are `--name VALUE` or `--name=VALUE` for `single`; with any number of values, together or one by one, for
+    `several`, which are empty lists by default; and without a value for `flags`, which are False by default.
+    """
+    picked: dict[str, Any] = {name: [] for name in several} | dict.fromkeys(flags, False)
     rest: list[str] = []
     queue = list(arguments)
     while queue:
         argument = queue.pop(0)
         option, equals, value = argument.partition("=")
-        if option.removeprefix("--") not in names or not option.startswith("--"):
-            rest.append(argument)
-            continue
-        if not equals:
-            if not queue or queue[0].startswith("--"):
+        name = option[2:] if option.startswith("--") else ""
+        if name in several:
+            picked[name] += [value] if equals else []
+            while queue and not queue[0].startswith("--"):
+                picked[name].append(queue.pop(0))
+        elif name in flags and not equals:
+            picked[name] = True
+        elif name in single:
+            if not equals and (not queue or queue[0].startswith("--")):
                 raise UsageError(f"{option} needs a value: `{option} VALUE`.")
-            value = queue.pop(0)
-        if option.removeprefix("--") in found:
-            raise UsageError(f"{option} is given twice.")
-        found[option.removeprefix("--")] = value
-    return found, rest
+            if name in picked:
+                raise UsageError(f"{option} is given twice.")
+            picked[name] = value if equals else queue.pop(0)
+        else:
+            rest.append(argument)
+    return picked, rest
 
 
-def take_flag(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
-    """Whether `flag`, an option without a value such as `--force`, is given, and all other arguments."""
-    return flag in arguments, [argument for argument in arguments if argument != flag]
-
-
-def take_name(arguments: list[str]) -> tuple[str | None, list[str]]:
+def pick_name(arguments: list[str]) -> tuple[str | None, list[str]]:
     """The first argument, where it is not an option, and the others."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     return None, arguments
+
+
+def require_first(arguments: list[str], usage: str, question: str) -> tuple[str, list[str]]:
+    """The name that comes first and the other arguments; without one the usage is printed, or `question` asked."""
+    name, rest = pick_name(arguments)
+    if name is not None:
+        return name, rest
+    if not arguments or set(rest) & set(HELP):
+        answer(usage, arguments)
+    raise UsageError(question)
+
+
+def answer(usage: str, arguments: Sequence[str]) -> NoReturn:
+    """Print the usage, which somebody who gave no arguments should have known."""
+    print(usage)
+    raise Answered(0 if arguments else 2)
 
 
 def refuse_near_misses(arguments: Sequence[str], names: Sequence[str]) -> None:
@@ -60,33 +127,83 @@ def refuse_near_misses(arguments: Sequence[str], names: Sequence[str]) -> None:
         raise UsageError(f"there is no option {option}.{hint}")
 
 
-def refuse_more(arguments: Sequence[str], usage: str) -> None:
-    """Refuse anything where nothing more is expected."""
-    if arguments:
-        raise UsageError(f"{arguments[0]!r} is not understood here. Usage: {usage}")
+def require_hdf5(path: Path, option: str, example: str) -> None:
+    """Refuse to write images where nothing would read them back."""
+    if path.suffix not in (".h5", ".hdf5"):
+        raise UsageError(f"{option} must name an HDF5 file, such as {example}, not {path}.")
 
 
-def parse(
-    kind: type[T], arguments: Sequence[str], *, prog: str, description: str = "", usage: str = "", **options: Any
-) -> T | int:
-    """An object of `kind` from the arguments; an exit code where they were answered here (help, mistakes).
+def whole_number(option: str, text: str, least: int) -> int:
+    """The value of an option that counts something."""
+    if not text.isdecimal() or int(text) < least:
+        raise UsageError(f"--{option} takes whole numbers of {least} or more, not {text!r}.")
+    return int(text)
 
-    `usage`, what tyro does not know of, precedes its help.
+
+def read_jobs(at_once: str | None, slurm: Sequence[str], on: str) -> "Jobs":
+    """What --jobs and --slurm say of cells that run `on`."""
+    from namm.experiments.sweeps.cell import Jobs
+
+    number = None if at_once is None else whole_number("jobs", at_once, 1)
+    if number is not None and on == "here":
+        raise UsageError("--jobs is for cells that run at once: add --on local or --on slurm.")
+    if slurm and on != "slurm":
+        raise UsageError("--slurm is for cells that run there: add --on slurm.")
+    if wrong := [text for text in slurm if "=" not in text]:
+        raise UsageError(f"--slurm takes KEY=VALUE, such as partition=gpu, not {wrong[0]!r}.")
+    pairs = (text.partition("=") for text in slurm)
+    return Jobs(number, {key: yaml.safe_load(value) for key, _, value in pairs})
+
+
+def format_usage(synopsis: str, about: str, options: Mapping[str, str] | None = None) -> str:
+    """A help text: how a command is called, what it does, and its options, wrapped and in two columns."""
+    options = options or {}
+    margin = 4 + max(map(len, options), default=0)
+    rows = (
+        textwrap.fill(text, 112, initial_indent=f"  {name}".ljust(margin), subsequent_indent=" " * margin)
+        for name, text in options.items()
+    )
+    calls = "\n".join(f"{'       ' if k else 'usage: '}{line}" for k, line in enumerate(synopsis.split("\n")))
+    paragraphs = (textwrap.fill(paragraph, 112) for paragraph in about.split("\n"))
+    return "\n\n".join(filter(None, [calls, "\n\n".join(paragraphs), "\n".join(rows)]))
+
+
+# Data by name, and rules: one of ours with its numbers, or `module:name` of the user's own
+
+
+def drawable() -> dict[str, Experiment]:
+    """The experiments whose data can be drawn, by the dataset's own name and by the experiment's."""
+    known = map(find, EXPERIMENTS)
+    return {name: each for each in known for name in (each.dataset or each.name, each.name)}
+
+
+def rule_settings(name: str, file: Path | None) -> Rule:
+    """The numbers of the rule `name`: those that `file` was drawn with, where it is one of ours and says so.
+
+    A rule of the user's own has none that we know.
     """
-    import tyro
+    if ":" in name:
+        return Rule()
+    kind = find(require_name(name, EXPERIMENTS, "constraint")).rule
+    known = {} if file is None else file_attributes(file)
+    return kind(**{field.name: known[field.name] for field in fields(kind) if field.name in known})
 
-    if usage and set(arguments) & set(HELP):
-        print(usage + "\n")
+
+def file_attributes(file: Path) -> dict[str, Any]:
+    """What a file of ours says that it was made from; nothing for any other."""
+    import h5py
+
     try:
-        return tyro.cli(
-            kind,
-            args=list(arguments),
-            prog=prog,
-            description=description or None,
-            console_outputs=is_main(),
-            **options,
-        )
-    except SystemExit as exit_:
-        if not is_main():
-            let_speak()
-        return exit_.code if isinstance(exit_.code, int) else 1
+        with h5py.File(file, "r") as opened:
+            known = {name: value.item() if hasattr(value, "item") else value for name, value in opened.attrs.items()}
+    except OSError:
+        return {}  # what is wrong with the file is said when it is read
+    return known if "namm_version" in known else {}
+
+
+def named_rule(name: str, rule: Rule) -> "Constraint":
+    """ℓ of that name, with these numbers where it is one of ours, where models run."""
+    from namm.experiments.engine.build import constraint, placed
+    from namm.experiments.engine.user_rule import load_rule
+
+    return placed(load_rule(name) if ":" in name else constraint(rule))

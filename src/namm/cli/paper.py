@@ -2,20 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import tyro
+from tyro.conf import FlagCreatePairsOff
 
-from namm.cli.options import HELP, parse, take_name
-from namm.cli.run import tell
-from namm.cli.sweep import read_jobs, take_several
+from namm.cli.options import format_usage, log, parse, pick, read_jobs, require_first
 from namm.errors import UsageError
-from namm.experiments.paper.items import FIVE, ITEMS, Item
+from namm.experiments.paper.items import FIVE, ITEMS
 from namm.experiments.presets import PRESETS, preset, require_name
+from namm.experiments.sweeps.cell import Where
 
 
 @dataclass(frozen=True)
-class Options:
+class Paper:
     """Which runs, and where."""
 
     preset: str = "demo"
@@ -26,48 +25,35 @@ class Options:
     """One run of everything for each; with several, tables have mean ± standard deviation."""
     out: Path | None = None
     """Folder of all runs, runs/paper-PRESET by default; tables and figures go to OUT/ITEM."""
-    on: Literal["here", "local", "slurm"] = "here"
+    on: Where = "here"
     """Where runs run: one after the other in this process, as processes of this machine, as jobs of Slurm."""
     jobs: int | None = None
     """How many at once: local, one for each GPU or for every two cores by default; slurm, as many as it allows."""
     slurm: tuple[str, ...] = ()
     """What Slurm is asked for, KEY=VALUE as submitit names it: partition=gpu gpus_per_node=1 timeout_min=600."""
-    retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    retry: Annotated[bool, FlagCreatePairsOff] = False
     """Try runs again that failed before."""
 
 
 def usage() -> str:
     """The help text that needs no item."""
-    width = max(map(len, ITEMS))
-    return "\n".join(
-        [
-            "usage: namm paper ITEM [--preset PRESET] [--experiments NAME ...] [--seeds N ...] [--out DIR]",
-            "                       [--on here|local|slurm] [--jobs N] [--slurm KEY=VALUE ...] [--retry]",
-            "",
-            "Run what is missing of a table or figure of the paper, and write it: tables as Markdown, CSV and JSON,",
-            "figures as PNG and PDF, with a caption that says what was run. Items in one folder share their runs.",
-            "",
-            *(f"  {name:<{width}}  {item.shows}" for name, item in ITEMS.items()),
-        ]
+    return format_usage(
+        "namm paper ITEM [--preset PRESET] [--experiments NAME ...] [--seeds N ...] [--out DIR]\n"
+        "           [--on here|local|slurm] [--jobs N] [--slurm KEY=VALUE ...] [--retry]",
+        "Run what is missing of a table or figure of the paper, and write it: tables as Markdown, CSV and JSON, "
+        "figures as PNG and PDF, with a caption that says what was run. Items in one folder share their runs.",
+        {name: item.shows for name, item in ITEMS.items()},
     )
 
 
 def main(arguments: list[str]) -> int:
     """Make an item; 1 if a run that it needs failed."""
-    name, rest = take_name(arguments)
-    if name is None:
-        if not arguments or set(arguments) & set(HELP):
-            print(usage())
-            return 0 if arguments else 2
-        raise UsageError(f"which table or figure? Its name comes first: namm paper {'|'.join(ITEMS)}.")
+    question = f"which table or figure? Its name comes first: namm paper {'|'.join(ITEMS)}."
+    name, rest = require_first(arguments, usage(), question)
     item = ITEMS[require_name(name, ITEMS, "table or figure")]
-    asked, rest = take_several(rest, ["slurm"])  # as in `namm sweep`, also where it is given several times
-    rest = [*rest, "--slurm", *asked["slurm"]]
-    options = parse(Options, rest, prog=f"namm paper {name}", description=f"{name}: {item.shows}.")
-    return options if isinstance(options, int) else _make(item, options)
-
-
-def _make(item: Item, options: Options) -> int:
+    picked, rest = pick(rest, (), several=("slurm",))  # as in `namm sweep`, also where it is given several times
+    rest += ["--slurm", *picked["slurm"]]
+    options = parse(Paper, rest, f"namm paper {name}", description=f"{name}: {item.shows}.")
     require_name(options.preset, PRESETS, "preset")
     for name in options.experiments:
         require_name(name, FIVE, "experiment")
@@ -86,11 +72,11 @@ def _make(item: Item, options: Options) -> int:
         seeds=options.seeds,
         on=options.on,
         retry=options.retry,
-        tell=tell,
+        log=log,
         jobs=jobs,
     )
     print(f"\n{item.name}: {item.shows}\n\n{made.shown.table.markdown()}\n")
-    for line in (*made.shown.words, *made.shown.notes):
+    for line in (*made.shown.findings, *made.shown.notes):
         print(line)
     for outcome in made.failed:
         print(f"{outcome.cell.name} is missing: {outcome.error}")

@@ -6,16 +6,17 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from namm.cli.options import parse
+from namm.cli.options import RunName, log, parse, require_hdf5
 from namm.errors import Interrupted, UsageError
 from namm.experiments.engine.folder import find_run
 from namm.experiments.engine.settings import SamplerSettings, SamplingMethod, Settings
+from namm.formatting import format_estimate, format_number
 from namm.precision import Precision
 
 if TYPE_CHECKING:
-    from namm.experiments.engine.run_parts import Trained
+    from namm.experiments.engine.run_parts import RunParts
     from namm.generative.mirrored import Mirrored
 
 STEPS = {"euler-maruyama": 1000, "ancestral": 1000, "ddim": 200, "dpm-solver": 50, "sde-dpm-solver": 50, "unipc": 50}
@@ -36,8 +37,7 @@ class Sample:
     overwritten. With --trust, a rule of the run's that you have not run before is run: it is Python code.
     """
 
-    run: Annotated[Positional[str], arg(metavar="RUN")]
-    """Folder of the run, or its name in `runs`."""
+    run: RunName
     n: Annotated[int, arg(aliases=["-n"])] = 1000
     """How many."""
     out: Annotated[Path, arg(aliases=["-o"])] = Path("samples.h5")
@@ -56,31 +56,29 @@ class Sample:
     """How a GPU computes: bf16 where it has it, unless told otherwise."""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Draw samples."""
-    options = parse(Sample, arguments, prog="namm sample")
-    if isinstance(options, int):
-        return options
-    if options.out.suffix not in (".h5", ".hdf5"):
-        raise UsageError(f"-o must name an HDF5 file, such as samples.h5, not {options.out}.")
+    options = parse(Sample, arguments, "namm sample")
+    require_hdf5(options.out, "-o", "samples.h5")
     run = find_run(options.run)
 
-    from namm.experiments.engine.run_parts import Trained
+    from namm.experiments.engine.run_parts import RunParts
 
-    trained = Trained.load(run)
+    trained = RunParts.load(run)
     sampler = _sampler(options, trained.settings)
     source, stage = choose(trained, run, options.model)
     seed = _seed(options.seed, trained.settings, stage)
     how = "" if sampler is None else f", {sampler.method} of {sampler.steps} steps"
-    print(f"{options.model} of {run}, {THROUGH[stage]}{how}, seed {seed}", flush=True)
+    log(f"{options.model} of {run}, {THROUGH[stage]}{how}, seed {seed}")
+    holds = "already holds" if options.out.exists() else "holds"
     _draw(options, trained, source, sampler, seed)
-    _judge(options, run, stage)
-    return 0
+    _report(options, run, stage, holds)
 
 
-def choose(trained: "Trained", run: Path, model: str) -> "tuple[Mirrored, str | None]":
+def choose(trained: "RunParts", run: Path, model: str) -> "tuple[Mirrored, str | None]":
     """The model with the maps that belong to it, and the stage that these are of."""
-    from namm.experiments.engine.run_parts import IN_MIRROR_SPACE, is_complete
+    from namm.experiments.engine.folder import is_complete
+    from namm.experiments.engine.run_parts import IN_MIRROR_SPACE
     from namm.maps import IdentityMap
 
     trained.folder(model)  # if it is missing, that is what to say, and not what it needs in turn
@@ -98,10 +96,10 @@ def _sampler(options: Sample, settings: Settings) -> SamplerSettings | None:
         if options.sampler is not None or options.steps is not None:
             raise UsageError(f"{options.model} is an autoencoder and has no sampler: leave out --sampler and --steps.")
         return None
-    own = settings.evaluate.sampler
-    method = options.sampler or own.method
-    default = own.steps if method == own.method else STEPS[method]
-    return SamplerSettings(method, default if options.steps is None else options.steps, own.compile)
+    default = settings.evaluate.sampler
+    method = options.sampler or default.method
+    steps = default.steps if method == default.method else STEPS[method]
+    return SamplerSettings(method, steps if options.steps is None else options.steps, default.compile)
 
 
 def _seed(seed: int | None, settings: Settings, stage: str | None) -> int:
@@ -115,15 +113,12 @@ def _seed(seed: int | None, settings: Settings, stage: str | None) -> int:
     return next(k for k in count() if k not in used) if seed is None else seed
 
 
-def _draw(options: Sample, trained: "Trained", source: "Mirrored", sampler: SamplerSettings | None, seed: int) -> None:
-    """Write the file and say what is in it."""
-    import numpy as np
-
-    from namm.experiments.engine import build
+def _draw(options: Sample, trained: "RunParts", source: "Mirrored", sampler: SamplerSettings | None, seed: int) -> None:
+    """Write the file."""
+    from namm.experiments.engine.build import sampling
     from namm.experiments.engine.run_parts import describe_samples
-    from namm.generative.sample_file import SampleFile, write_samples
+    from namm.generative.sample_file import write_samples
 
-    there, how = options.out.exists(), {} if sampler is None else build.sampling(sampler)
     try:
         write_samples(
             options.out,
@@ -134,41 +129,41 @@ def _draw(options: Sample, trained: "Trained", source: "Mirrored", sampler: Samp
             constraint=trained.rule(),
             batch_size=options.batch_size,
             precision=options.precision,
-            **how,
+            **({} if sampler is None else sampling(sampler)),
         )
     except KeyboardInterrupt as error:
         raise Interrupted(f"{options.out} is not complete yet: the same command goes on with it.") from error
-    with SampleFile(options.out) as file:
-        distances = file.distances.astype(np.float64)
-    worst, deviation = int(distances.argmax()), distances.std(ddof=1) if len(distances) > 1 else 0.0
-    print(
-        f"ℓ: mean {distances.mean():.3g} ± {deviation:.3g}, median {np.median(distances):.3g}, "
-        f"worst {distances[worst]:.3g} (sample {worst})"
-    )
-    print(
-        f"{options.out} {'already holds' if there else 'holds'} {options.n} samples: images, mirror_images, distances"
-    )
 
 
-def _judge(options: Sample, run: Path, stage: str | None) -> None:
-    """Say how the samples compare with the run's own held-out images, and what the verdict on the run is."""
+def _report(options: Sample, run: Path, stage: str | None, holds: str) -> None:
+    """Print ℓ of the samples, how they compare with the run's own held-out images, and the verdict on the run."""
+    import numpy as np
+
     from namm.datasets import open_store
-    from namm.evaluation.quality import measure_images
+    from namm.evaluation.scores import measure_images
     from namm.evaluation.verdict import loses_images
-    from namm.experiments.engine.judgement import run_verdict
-    from namm.experiments.engine.run_parts import complete_stage
+    from namm.experiments.engine.folder import complete_stage
     from namm.experiments.engine.stages.data import images_file
+    from namm.experiments.engine.stages.evaluate import run_verdict
     from namm.generative.sample_file import SampleFile
 
     with SampleFile(options.out) as file, open_store(images_file(complete_stage(run, "data"))) as store:
+        distances = file.distances.astype(np.float64)
         data = store["test" if store.sizes["test"] else "train"]
-        made, real = (measure_images(images[:MEASURED]) for images in (file.images, data))
-    variation, spread = made.against(real)
+        generated, real = (measure_images(images[:MEASURED]) for images in (file.images, data))
+    deviation = distances.std(ddof=1) if len(distances) > 1 else 0.0
+    print(
+        f"ℓ: mean {format_estimate(distances.mean(), deviation)}, median {format_number(np.median(distances))}, "
+        f"worst {format_number(distances.max())} (sample {distances.argmax()})"
+    )
+    print(f"{options.out} {holds} {options.n} samples: images, mirror_images, distances")
+    variation, spread = generated.against(real)
+    shown = f"total variation {format_number(variation, '.2f')}"
     if options.n < FEW:
-        print(f"total variation {variation:.2f} of the data's; too few samples to tell their spread")
+        print(f"{shown} of the data's; too few samples to tell their spread")
     else:
-        print(f"total variation {variation:.2f} and spread {spread:.2f} of the data's")
-    if options.n >= FEW and loses_images(variation, spread):
-        print("collapsed: these samples have lost the images, whatever their ℓ is")
+        print(f"{shown} and spread {format_number(spread, '.2f')} of the data's")
+        if loses_images(variation, spread):
+            print("collapsed: these samples have lost the images, whatever their ℓ is")
     if options.model == "mdm" and (verdict := run_verdict(run, stage)) is not None:
         print("\n".join(verdict.lines()))

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from namm.cli.options import HELP, parse, take_name
+from namm.cli.options import format_usage, parse, require_first
 from namm.cli.run import carry_out
-from namm.errors import UsageError
 from namm.experiments.presets import EXPERIMENTS, require_name
+from namm.formatting import format_number
 
 TARGETS = {
     "map": "g and f on the data (Eq. 1)",
@@ -25,20 +25,13 @@ OPTIONS = ("preset", "out", "config", "data", "constraint")
 
 def usage() -> str:
     """The help text that needs no experiment."""
-    width = max(map(len, TARGETS))
-    return "\n".join(
-        [
-            "usage: namm train WHAT NAME [--preset PRESET] [--out DIR] [--config FILE] [--force] [--SETTING VALUE]",
-            "       namm train WHAT --data FILE --constraint module:name [the same options]",
-            "       namm train counter [-o FILE] [options]",
-            "",
-            "Train one thing of an experiment and whatever it needs that is not there yet: the same as",
-            "`namm run NAME --until WHAT`, with the same options (`namm run --help`). Interrupted, it goes on.",
-            "",
-            *(f"  {name:<{width}}  {what}" for name, what in TARGETS.items()),
-            "",
-            f"  NAME: {', '.join(EXPERIMENTS)}",
-        ]
+    return format_usage(
+        "namm train WHAT NAME [--preset PRESET] [--out DIR] [--config FILE] [--force] [--SETTING VALUE]\n"
+        "namm train WHAT --data FILE --constraint module:name [the same options]\n"
+        "namm train counter [-o FILE] [options]",
+        "Train one thing of an experiment and whatever it needs that is not there yet: the same as "
+        "`namm run NAME --until WHAT`, with the same options (`namm run --help`). Interrupted, it goes on.",
+        {**TARGETS, "NAME": ", ".join(EXPERIMENTS)},
     )
 
 
@@ -65,36 +58,21 @@ class CounterOptions:
     seed: int = 0
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Train something."""
-    what, rest = take_name(arguments)
-    if what is None:
-        if not arguments or set(arguments) & set(HELP):
-            print(usage())
-            return 0 if arguments else 2
-        raise UsageError(f"what to train comes first: namm train {'|'.join(TARGETS)}.")
-    if require_name(what, TARGETS, "thing to train called") == "counter":
-        return _counter(rest)
-    return carry_out(rest, f"namm train {what}", usage(), OPTIONS, until=what)
+    target, rest = require_first(arguments, usage(), f"what to train comes first: namm train {'|'.join(TARGETS)}.")
+    if require_name(target, TARGETS, "thing to train called") == "counter":
+        _train_counter(parse(CounterOptions, rest, "namm train counter"))
+    else:
+        carry_out(rest, f"namm train {target}", usage(), OPTIONS, until=target)
 
 
-def _counter(arguments: list[str]) -> int:
-    options = parse(CounterOptions, arguments, prog="namm train counter")
-    if isinstance(options, int):
-        return options
-
+def _train_counter(options: CounterOptions) -> None:
     from namm.training.counter import COUNTER_SETTINGS, train_counter
 
     given = {name: getattr(options, name) for name in ("budget", "batch_size", "learning_rate", "seed")}
     settings = replace(COUNTER_SETTINGS, **{name: value for name, value in given.items() if value is not None})
-    counter = train_counter(
-        options.out,
-        size=options.size,
-        labels=options.labels,
-        n_train=options.n_train,
-        n_val=options.n_val,
-        settings=settings,
-    )
-    errors = ", ".join(f"{label}: {error:.3g}" for label, error in counter.facts["errors"].items())
-    print(f"{options.out} counts to within {counter.facts['error']:.3g} on held-out images (by number {errors})")
-    return 0
+    sizes = {name: getattr(options, name) for name in ("size", "labels", "n_train", "n_val")}
+    facts = train_counter(options.out, **sizes, settings=settings).facts
+    errors = ", ".join(f"{label}: {format_number(error)}" for label, error in facts["errors"].items())
+    print(f"{options.out} counts to within {format_number(facts['error'])} on held-out images (by number {errors})")

@@ -1,42 +1,40 @@
 """`namm trust`: show the Python code of a run's rule, and allow it to be run."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from namm.cli.options import HELP, refuse_more
-from namm.experiments.engine.folder import find_run
+from tyro.conf import Positional, arg
+
+from namm.cli.options import parse
+from namm.experiments.engine.folder import SETTINGS, find_run
 from namm.experiments.own import OwnData
 
-USAGE = "namm trust RUN"
+
+@dataclass(frozen=True)
+class Trust:
+    """Print the Python code of the rule of a run, and record it as code that may be run on your account.
+
+    Nothing is run now; code that changes later is refused again.
+    """
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """Folder of the run, its name in `runs`, or a file of settings."""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Show a run's rule and record it as trusted; runs none of it."""
-    if set(arguments) & set(HELP) or not arguments:
-        print(
-            f"usage: {USAGE}\n\nPrint the Python code of the rule of a run (its folder, its name in `runs`, or a file "
-            "of settings), and\nrecord it as code that may be run on your account. Nothing is run now; code that "
-            "changes later is refused again."
-        )
-        return 0 if arguments else 2
-    refuse_more(arguments[1:], USAGE)
+    name = parse(Trust, arguments, "namm trust").run
 
-    from namm.experiments.engine.folder import SETTINGS
-    from namm.experiments.engine.settings_file import read_yaml
-
-    given = Path(arguments[0])
-    data = read_yaml(given if given.is_file() else find_run(arguments[0]) / SETTINGS).settings.data
-    if not isinstance(data, OwnData):
-        print(f"the rule of {shlex.quote(arguments[0])} is one of namm's own: there is nothing to allow.")
-        return 0
-    _allow(data)
-    return 0
-
-
-def _allow(data: OwnData) -> None:
     from namm.experiments.engine.rule_source import locate
-    from namm.experiments.engine.trust import describe, record, record_path
+    from namm.experiments.engine.settings_file import read_yaml
+    from namm.experiments.engine.user_rule import describe, record, record_path
 
+    data = read_yaml(Path(name) if Path(name).is_file() else find_run(name) / SETTINGS).settings.data
+    if not isinstance(data, OwnData):
+        print(f"the rule of {shlex.quote(name)} is one of namm's own: there is nothing to allow.")
+        return
     source = locate(data.constraint, data.folder)
     for file in source.files.values():
         if file.content is not None:

@@ -1,7 +1,8 @@
 """Rules that images can obey, each a differentiable distance ℓ(x) ≥ 0 that is zero when the rule holds."""
 
-from namm.constraints.base import Constraint, ConstraintReport, constraint
+from namm.constraints.base import Constraint, constraint, split_number, with_number
 from namm.constraints.burgers import Burgers
+from namm.constraints.contract import ConstraintReport
 from namm.constraints.count import Count, Counter
 from namm.constraints.divergence import DivergenceFree
 from namm.constraints.flux import TotalFlux
@@ -17,4 +18,6 @@ __all__ = [
     "Periodic",
     "TotalFlux",
     "constraint",
+    "split_number",
+    "with_number",
 ]

@@ -11,14 +11,21 @@ where a does:
 
 A rule may hold weights and buffers, as any module. They follow the images: ℓ(x) is computed where x is, and what the
 rule holds is moved there first. `check` alone leaves a rule where it is, and brings the images to it.
+
+A rule may also hold with a number c of each image's own, its total or its viscosity: ℓ(x) = fn(x, c(x)). Where c
+belongs to the image and does not follow from it, a constant plane among the channels carries it (`with_number`), so
+that maps and models see and draw the pair (image, number), and
+
+    ℓ(x) = fn(images, c) + mean |plane − c|,      c = mean of the plane.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Self, cast, overload
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +38,13 @@ from namm.constraints.contract import (
     require_images,
     require_per_image,
 )
-from namm.errors import ConstraintError, UsageError
+from namm.errors import ConstraintError, DataError, UsageError
 from namm.numerics import at_least_float32, full_precision
 
-__all__ = ["Constraint", "ConstraintReport", "FunctionConstraint", "Scaled", "Sum", "constraint"]
-
-ImageFunction = Callable[[Tensor], Tensor]
+RuleFunction = Callable[..., Tensor]
+"""A function of images (B, C, H, W), and of their numbers (B,) where the rule has a condition."""
+Condition = int | Callable[[Tensor], Tensor]
+"""The channel that holds the numbers as constant planes, or a function (B, C, H, W) → (B,)."""
 
 
 class Constraint(nn.Module, ABC):
@@ -54,12 +62,12 @@ class Constraint(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """ℓ(x): (B, C, H, W) → (B,), computed where x is, with autocast off, in float32 or better."""
         x = at_least_float32(require_images(x, self))
+        # What is compiled was placed before: an objective's `.to` moves its rule, and a graph cannot.
+        compute = self.distance if torch.compiler.is_compiling() else self._distance_at
         with full_precision(x):
-            # What is compiled was placed before: an objective's `.to` moves its rule, and a graph cannot.
-            value = self.distance(x) if torch.compiler.is_compiling() else self._distance_there(x)
-        return at_least_float32(require_per_image(value, x, self))
+            return at_least_float32(require_per_image(compute(x), x, self))
 
-    def _distance_there(self, x: Tensor) -> Tensor:
+    def _distance_at(self, x: Tensor) -> Tensor:
         """ℓ(x) after the rule has moved to x; a tensor that cannot be moved is explained."""
         self.follow(x)
         try:
@@ -100,15 +108,20 @@ class Constraint(nn.Module, ABC):
     @property
     def has_residual(self) -> bool:
         """Whether `residual` is defined."""
-        return type(self).residual is not Constraint.residual
+        return self._defines("residual")
 
     @property
     def has_project(self) -> bool:
         """Whether `project` is defined."""
-        return type(self).project is not Constraint.project
+        return self._defines("project")
+
+    def _defines(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(Constraint, method)
 
     def check(self, x: Tensor, *, batch_size: int = 256, noise: float = 0.1) -> ConstraintReport:
         """Measure the constraint on data that should obey it; refuse a constraint that breaks its contract.
+
+        Data that break the rule do not raise here; `report.require_obeyed()` does.
 
         Args:
             x: images (N, C, H, W), anywhere: each batch is brought to the device of the constraint's first parameter or
@@ -117,16 +130,17 @@ class Constraint(nn.Module, ABC):
             noise: standard deviation, in units of the data's own, of the Gaussian noise whose effect on ℓ the
                 floor is compared with. The draws are fixed: the same data give the same report.
 
-        Returns:
-            The floor of ℓ on the data, its worst image, ℓ and its gradient on the noisy data. Data that break
-            the rule do not raise here; `report.require_obeyed()` does.
-
         Raises:
             ConstraintError: ℓ is not a floating-point tensor (B,), not finite, negative, not differentiable,
                 flat, or mixes the images of a batch.
             DataError: x is not a non-empty floating-point tensor of rank 4, or holds NaN or inf.
         """
         return examine(self, x, batch_size=batch_size, noise=noise)
+
+    def extra_repr(self) -> str:
+        """The arguments that the rule was made with and keeps, for `repr`."""
+        kept = {name: value for name, value in arguments(self).items() if not isinstance(value, nn.Module | Tensor)}
+        return ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in kept.items())
 
     def __add__(self, other: object) -> Sum:
         if not isinstance(other, Constraint):
@@ -140,6 +154,12 @@ class Constraint(nn.Module, ABC):
         return Scaled(scale, self)
 
     __rmul__ = __mul__
+
+
+def arguments(rule: Constraint) -> dict[str, object]:
+    """What a rule was made with, as far as it keeps it in attributes of the same names."""
+    names = inspect.signature(type(rule)).parameters
+    return {name: getattr(rule, name) for name in names if hasattr(rule, name)}
 
 
 class Sum(Constraint):
@@ -165,10 +185,8 @@ class Sum(Constraint):
         """The parts' names, joined by plus signs."""
         return " + ".join(part.name for part in _terms(self))
 
-    @property
-    def has_residual(self) -> bool:
-        """Whether every part has one."""
-        return all(part.has_residual for part in _terms(self))
+    def _defines(self, method: str) -> bool:
+        return method == "residual" and all(part.has_residual for part in _terms(self))
 
     def __repr__(self) -> str:
         return " + ".join(repr(part) for part in self.parts)
@@ -204,18 +222,11 @@ class Scaled(Constraint):
 
     @property
     def name(self) -> str:
-        """The scale and the inner name, e.g. `2 * TotalFlux`."""
+        """The scale and the inner name, as in `2 * TotalFlux`."""
         return self._times(self.inner.name)
 
-    @property
-    def has_residual(self) -> bool:
-        """Whether the unscaled constraint has one."""
-        return self.inner.has_residual
-
-    @property
-    def has_project(self) -> bool:
-        """Whether the unscaled constraint has one."""
-        return self.inner.has_project
+    def _defines(self, method: str) -> bool:
+        return self.inner._defines(method)
 
     def _times(self, text: str) -> str:
         return f"{self.scale:g} * ({text})" if isinstance(self.inner, Sum) else f"{self.scale:g} * {text}"
@@ -224,94 +235,168 @@ class Scaled(Constraint):
         return self._times(repr(self.inner))
 
 
+class RuleOptions(TypedDict, total=False):
+    """Options of `constraint`, which says what they mean."""
+
+    condition: Condition | None
+    residual: RuleFunction | None
+    project: RuleFunction | None
+    name: str | None
+
+
 class FunctionConstraint(Constraint):
     """A constraint made by `constraint` from plain functions."""
 
     def __init__(
         self,
-        fn: ImageFunction,
-        *,
-        residual: ImageFunction | None = None,
-        project: ImageFunction | None = None,
+        fn: RuleFunction,
+        condition: Condition | None = None,
+        residual: RuleFunction | None = None,
+        project: RuleFunction | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__()
         if not callable(fn):
             raise UsageError(f"constraint needs a function (B, C, H, W) → (B,), got {fn!r}.")
-        self.fn = fn
-        self.residual_fn = residual
-        self.project_fn = project
+        if isinstance(condition, bool) or not (isinstance(condition, int | None) or callable(condition)):
+            raise UsageError(
+                f"{condition!r} is no condition: give the channel that holds the numbers, or a function "
+                "(B, C, H, W) → (B,)."
+            )
+        self.fn, self.residual_fn, self.project_fn, self.condition = fn, residual, project, condition
         self.__name__ = name or str(getattr(fn, "__name__", type(fn).__name__))
         self.__doc__ = fn.__doc__
+        for function in filter(None, (fn, residual, project)):
+            _require_signature(function, self.name, ("x",) if condition is None else ("x", "c"))
 
     def distance(self, x: Tensor) -> Tensor:
-        """fn(x): (B, C, H, W) → (B,)."""
-        return self.fn(x)
+        """fn(x), or fn(x, c) with the numbers c of the images, and how far their plane is from constant: (B,)."""
+        value = self.fn(*self._arguments(x))
+        plane = self._plane(x)
+        return value if plane is None else require_per_image(value, x, self) + plane.abs().mean((1, 2))
 
     def residual(self, x: Tensor) -> Tensor:
-        """The function given as `residual=`."""
-        return super().residual(x) if self.residual_fn is None else self.residual_fn(x)
+        """The function given as `residual=`, beside what the plane of numbers varies by if there is one."""
+        if self.residual_fn is None:
+            return super().residual(x)
+        value, plane = self.residual_fn(*self._arguments(x)), self._plane(x)
+        return value if plane is None else torch.cat([value.reshape(len(x), -1), plane.flatten(1)], dim=1)
 
     def project(self, x: Tensor) -> Tensor:
-        """The function given as `project=`."""
-        return super().project(x) if self.project_fn is None else self.project_fn(x)
+        """The function given as `project=`; a plane of numbers becomes constant."""
+        if self.project_fn is None:
+            return super().project(x)
+        arguments = self._arguments(x)
+        projected = self.project_fn(*arguments)
+        if not isinstance(self.condition, int):
+            return projected
+        return _insert(projected, arguments[1], self.condition % x.shape[1])
+
+    def _arguments(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What the functions take: (x,) or, with a condition, the images and their numbers (B,)."""
+        if self.condition is None:
+            return (x,)
+        if isinstance(self.condition, int):
+            return split_number(x, self.condition)
+        number = self.condition(x)
+        if not isinstance(number, Tensor) or number.shape != x.shape[:1]:
+            returned = f"shape {tuple(number.shape)}" if isinstance(number, Tensor) else type(number).__name__
+            raise ConstraintError(
+                f"the condition of {self.name} returned {returned} for {len(x)} images: it must give one number per "
+                "image, a tensor (B,), for example x.mean((1, 2, 3))."
+            )
+        return x, number
+
+    def _plane(self, x: Tensor) -> Tensor | None:
+        """The plane of numbers less its mean, (B, H, W), where the images hold one."""
+        if not isinstance(self.condition, int):
+            return None
+        plane = at_least_float32(x.select(1, self.condition))
+        return plane - plane.mean((1, 2), keepdim=True)
 
     @property
     def name(self) -> str:
         """The function's own name, unless another was given."""
         return self.__name__
 
-    @property
-    def has_residual(self) -> bool:
-        """Whether `residual=` was given."""
-        return self.residual_fn is not None
-
-    @property
-    def has_project(self) -> bool:
-        """Whether `project=` was given."""
-        return self.project_fn is not None
+    def _defines(self, method: str) -> bool:
+        return getattr(self, f"{method}_fn") is not None
 
     def __repr__(self) -> str:
         return f"constraint({self.name})"
 
 
-@overload
-def constraint(
-    fn: ImageFunction,
-    *,
-    residual: ImageFunction | None = None,
-    project: ImageFunction | None = None,
-    name: str | None = None,
-) -> FunctionConstraint: ...
+def _require_signature(fn: RuleFunction, name: str, arguments: tuple[str, ...]) -> None:
+    """Refuse a function that cannot be called with these arguments; one that does not tell is believed."""
+    try:
+        inspect.signature(fn).bind(*arguments)
+    except ValueError:
+        return
+    except TypeError as error:
+        raise UsageError(
+            f"the functions of {name} are called with ({', '.join(arguments)}), and one is not made for that ({error})"
+            ": with condition= they take images and numbers, fn(x, c), and fn(x) without it."
+        ) from error
 
 
 @overload
-def constraint(
-    fn: None = None,
-    *,
-    residual: ImageFunction | None = None,
-    project: ImageFunction | None = None,
-    name: str | None = None,
-) -> Callable[[ImageFunction], FunctionConstraint]: ...
+def constraint(fn: RuleFunction, **options: Unpack[RuleOptions]) -> FunctionConstraint: ...
+
+
+@overload
+def constraint(fn: None = None, **options: Unpack[RuleOptions]) -> Callable[[RuleFunction], FunctionConstraint]: ...
 
 
 def constraint(
-    fn: ImageFunction | None = None,
+    fn: RuleFunction | None = None,
     *,
-    residual: ImageFunction | None = None,
-    project: ImageFunction | None = None,
+    condition: Condition | None = None,
+    residual: RuleFunction | None = None,
+    project: RuleFunction | None = None,
     name: str | None = None,
-) -> FunctionConstraint | Callable[[ImageFunction], FunctionConstraint]:
+) -> FunctionConstraint | Callable[[RuleFunction], FunctionConstraint]:
     """Turn a function ℓ: (B, C, H, W) → (B,) into a `Constraint`; a decorator too, with or without arguments.
 
     Args:
         fn: the distance ℓ. A network works too: its parameters become the constraint's.
+        condition: where the rule holds with a number c of each image's own: how to read c (B,). A function of the
+            images, or the channel whose constant plane holds it (`with_number`). All functions are then called with
+            (x, c), where x has lost that channel.
         residual: optional, a tensor that vanishes exactly where the rule holds.
         project: optional, the nearest or a natural image that obeys the rule.
         name: what errors and reports call it; the function's own name by default.
     """
+    if fn is None:
+        return lambda fn: FunctionConstraint(fn, condition, residual, project, name)
+    return FunctionConstraint(fn, condition, residual, project, name)
 
-    def wrap(fn: ImageFunction) -> FunctionConstraint:
-        return FunctionConstraint(fn, residual=residual, project=project, name=name)
 
-    return wrap if fn is None else wrap(fn)
+def with_number(images: Tensor, numbers: Tensor | Sequence[float]) -> Tensor:
+    """Images (B, C, H, W) and a number for each (B,) as (B, C + 1, H, W): the last channel is constant."""
+    numbers = torch.as_tensor(numbers).to(images)
+    if images.ndim != 4 or numbers.shape != images.shape[:1]:
+        raise DataError(
+            f"with_number needs images (B, C, H, W) and one number for each, (B,); got {tuple(images.shape)} and "
+            f"{tuple(numbers.shape)}."
+        )
+    return _insert(images, numbers, images.shape[1])
+
+
+def split_number(x: Tensor, channel: int = -1) -> tuple[Tensor, Tensor]:
+    """The inverse of `with_number`: images (B, C − 1, H, W) and the means of the plane in `channel`, (B,)."""
+    channels = x.shape[1] if x.ndim == 4 else 0
+    if not -channels <= channel < channels or channels < 2:
+        raise DataError(
+            f"a number per image was to be read from channel {channel} of images {tuple(x.shape)}: they need that "
+            "channel and another. namm.with_number(images, numbers) appends numbers as the last channel, -1."
+        )
+    planes = list(at_least_float32(x).unbind(1))
+    numbers = planes.pop(channel).mean((1, 2))
+    return torch.stack(planes, 1), numbers
+
+
+def _insert(images: Tensor, numbers: Tensor, channel: int) -> Tensor:
+    """Images (B, C, H, W) with the constant planes of their numbers (B,) as this channel: (B, C + 1, H, W)."""
+    planes = list(images.unbind(1))
+    planes.insert(channel, numbers.to(images).reshape(-1, 1, 1).expand_as(planes[0]))
+    return torch.stack(planes, 1)

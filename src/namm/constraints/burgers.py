@@ -71,14 +71,6 @@ class Burgers(Constraint):
         later = rollout(x[..., 0], grid, x.shape[-1] - 1, self.inner_steps, self.step)
         return torch.cat([x[..., :1], later], dim=-1)
 
-    def extra_repr(self) -> str:
-        """The settings, for `repr`."""
-        names = ("nu", "length", "dt", "inner_steps", "flipped")
-        return f"step={self._step_name()}, " + ", ".join(f"{name}={getattr(self, name)}" for name in names)
-
-    def _step_name(self) -> str:
-        return str(getattr(self.step, "__name__", self.step))
-
     def _checked(self, x: Tensor) -> tuple[Tensor, BurgersGrid]:
         """x in float32 or better and its grid; refuses what cannot be a trajectory."""
         if x.ndim != 4 or x.shape[1] != 1:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -52,6 +52,8 @@ class ConstraintReport:
         noisy_mean: mean ℓ of the data with that noise added.
         gradient_norm: mean over images of ‖∂ℓ/∂x‖₂ at the noisy data.
     """
+
+    RATIO: ClassVar[str] = "floor / noisy: 0 obeys the rule, 1 ignores it"
 
     name: str
     n: int
@@ -94,15 +96,13 @@ class ConstraintReport:
         )
 
     def __str__(self) -> str:
-        silent = "; inactive at this noise, check with more" if self.noisy_mean == 0 else ""
-        return "\n".join(
-            [
-                f"{self.name} on {self.n} images",
-                f"  floor     mean {self.mean:.3g}, std {self.std:.3g}, max {self.max:.3g} at image {self.worst}",
-                f"  noisy     mean {self.noisy_mean:.3g} with noise of {self.noise:g} data std{silent}",
-                f"  ratio     {self.floor_ratio:.3g} (floor / noisy: 0 obeys the rule, 1 ignores it)",
-                f"  gradient  mean norm {self.gradient_norm:.3g} at the noisy data",
-            ]
+        inactive = "; inactive at this noise, check with more" if self.noisy_mean == 0 else ""
+        return (
+            f"{self.name} on {self.n} images\n"
+            f"  floor     mean {self.mean:.3g}, std {self.std:.3g}, max {self.max:.3g} at image {self.worst}\n"
+            f"  noisy     mean {self.noisy_mean:.3g} with noise of {self.noise:g} data std{inactive}\n"
+            f"  ratio     {self.floor_ratio:.3g} ({self.RATIO})\n"
+            f"  gradient  mean norm {self.gradient_norm:.3g} at the noisy data"
         )
 
     def _repr_html_(self) -> str:
@@ -126,9 +126,9 @@ def finite_number(value: object) -> float | None:
 
 def is_device_mismatch(error: RuntimeError) -> bool:
     """Whether torch says that tensors of one operation are on different devices, which it does in several ways."""
-    said = str(error)
-    by_type = "torch.cuda" in said and "should be the same" in said  # convolutions; of other types it says no more
-    return by_type or "same device" in said or "expected device" in said
+    text = str(error)
+    by_type = "torch.cuda" in text and "should be the same" in text  # convolutions; of other types it says no more
+    return by_type or "same device" in text or "expected device" in text
 
 
 def require_images(x: object, rule: Constraint) -> Tensor:
@@ -174,14 +174,13 @@ def examine(rule: Constraint, x: Tensor, *, batch_size: int, noise: float) -> Co
         raise DataError(f"{rule.name} cannot be checked on an empty batch, got shape {tuple(x.shape)}.")
     with torch.inference_mode(False):  # gradients are on inside, whatever the caller has switched off
         scale, device = _data_std(x, batch_size), _device(rule, x)
-        place = f"with noise of {noise:g} data standard deviations"
-        clean, noisy = [], []
+        measured = []  # ℓ and ‖∂ℓ/∂x‖ of the data, and of the noisy data
         for start, rows in _batches(x, batch_size):
             batch = rows.to(device)
-            clean.append(_measure(rule, batch, start, "the data"))
-            noisy.append(_measure(rule, _add_noise(batch, start, noise * scale), start, f"the data {place}"))
-        floor, _ = (torch.cat(part) for part in zip(*clean, strict=True))
-        distance, slope = (torch.cat(part) for part in zip(*noisy, strict=True))
+            noisy, place = _add_noise(batch, start, noise * scale), f"with noise of {noise:g} data standard deviations"
+            clean = _measure(rule, batch, start, "the data")
+            measured.append((*clean, *_measure(rule, noisy, start, f"the data {place}")))
+        floor, _, distance, slope = (torch.cat(part) for part in zip(*measured, strict=True))
         probe = (x[:PROBES] if len(x) > 1 else x.repeat(2, 1, 1, 1)).to(device)
         _require_independence(rule, _add_noise(at_least_float32(probe), 0, max(noise, AUDIBLE) * scale))
         if not slope.any():
@@ -209,26 +208,26 @@ def unusual(report: ConstraintReport, sigma: float, weight: float) -> list[str]:
 
     `report` is the check of the rule with noise of that σ_max.
     """
-    found, std = [], sigma / report.noise
+    sentences, std = [], sigma / report.noise
     if not NOISES[0] <= report.noise <= NOISES[1]:
         effect = "drowns the images" if report.noise > 1 else "is too little to learn anything from"
-        found.append(
+        sentences.append(
             f"σ_max = {sigma:g} is {report.noise:.2g} standard deviations of the images ({std:.2g}), which {effect}: "
             f"0.02 to 3 are usual, here {0.02 * std:.2g} to {3 * std:.2g} (map.sigma_max)."
         )
     cost = weight * report.noisy_mean / sigma
     if weight > 0 and not COSTS[0] <= cost <= COSTS[1]:
         effect = "all but the rule" if cost > 1 else "the rule"
-        found.append(
+        sentences.append(
             f"λ = {weight:g} makes λ·ℓ of images with noise of σ_max = {sigma:g} {cost:.2g} times σ_max, and the map "
             f"will ignore {effect}: 1 to 40 is usual, and λ = {10 * sigma / report.noisy_mean:.2g} gives 10 "
             "(map.weights.constraint)."
         )
-    return found
+    return sentences
 
 
 def _device(rule: Constraint, x: Tensor) -> torch.device:
-    """Where the rule is; a rule without weights and buffers is where the images are."""
+    """Device of the rule; one without weights and buffers is where the images are."""
     return next(chain(rule.parameters(), rule.buffers()), x).device
 
 
@@ -259,17 +258,15 @@ def _data_std(x: Tensor, batch_size: int) -> float:
 
 def _add_noise(batch: Tensor, start: int, std: float) -> Tensor:
     """The batch plus Gaussian noise; image i's noise depends on i alone, not on how the data were batched."""
-    draws = [
-        torch.randn(batch.shape[1:], generator=generator(0, "constraint check", start + i)) for i in range(len(batch))
-    ]
+    streams = (generator(0, "constraint check", start + i) for i in range(len(batch)))
+    draws = [torch.randn(batch.shape[1:], generator=stream) for stream in streams]
     return batch + std * torch.stack(draws).to(batch)
 
 
 def _measure(rule: Constraint, batch: Tensor, start: int, place: str) -> tuple[Tensor, Tensor]:
     """ℓ and ‖∂ℓ/∂x‖₂ of each image, (B,) each in float64 on the CPU; refuses what breaks the contract."""
     value, gradient = _distance_and_gradient(rule, batch.clone().requires_grad_())
-    if not (finite := value.isfinite()).all():
-        i = int(finite.logical_not().nonzero()[0])
+    if (i := _first(~value.isfinite())) is not None:
         raise ConstraintError(
             f"{rule.name} is {value[i].item()} at image {start + i} of {place}: the distance must be finite "
             "on any image; guard divisions, logarithms, powers and roots, and scale images whose values are far from 1."
@@ -285,17 +282,20 @@ def _measure(rule: Constraint, batch: Tensor, start: int, place: str) -> tuple[T
             f"{rule.name} gives no gradient: its value does not depend differentiably on x. Compute it from "
             "x with torch operations, without detach, numpy, .item() or torch.no_grad."
         )
-    norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1).cpu().double()
-    if not (norm.isfinite() & (norm > 0)).all():  # float32 loses the squares of very large and very small gradients
-        norm = torch.linalg.vector_norm(gradient.flatten(1).cpu().double(), dim=1)
-    if not (finite := norm.isfinite()).all():
-        i = int(finite.logical_not().nonzero()[0])
+    # In float64: float32 loses the squares of very large and very small gradients.
+    norm = torch.linalg.vector_norm(gradient.flatten(1).cpu(), dim=1, dtype=torch.float64)
+    if (i := _first(~norm.isfinite())) is not None:
         raise ConstraintError(
             f"{rule.name} has a gradient that is not finite at image {start + i} of {place}, where the "
             f"distance is {value[i].item():.6g}: a square root or a norm at zero does that; use a mean of "
             "absolute values, or √(r² + ε²) − ε with a small ε."
         )
     return value.cpu().double(), norm
+
+
+def _first(mask: Tensor) -> int | None:
+    """Index of the first True of (B,), if there is one."""
+    return int(mask.nonzero()[0]) if mask.any() else None
 
 
 def _distance_and_gradient(rule: Constraint, leaf: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -323,9 +323,7 @@ def _require_independence(rule: Constraint, batch: Tensor) -> None:
         together = rule(batch.clone())
         alone = torch.cat([rule(image.clone()) for image in batch.split(1)])
     allowed = COUPLING * torch.maximum(together, together.mean())
-    agree = (alone - together).abs() <= allowed
-    if not agree.all():
-        i = int(agree.logical_not().nonzero()[0])
+    if (i := _first(~((alone - together).abs() <= allowed))) is not None:
         raise ConstraintError(
             f"{rule.name} mixes the images of a batch: noisy image {i} has distance {alone[i].item():.6g} "
             f"alone and {together[i].item():.6g} in a batch of {len(batch)}. Reduce over channels, rows and "

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -29,11 +29,7 @@ from namm.numerics import at_least_float32, full_precision
 class Counter(nn.Module):
     """Counts objects: images (B, channels, size, size) → real numbers (B,).
 
-    Args:
-        size: Pixels along a side, a multiple of 4.
-        channels: Of the images.
-        filters: Of the two convolutions.
-        width: Of the hidden dense layer.
+    `size` is a multiple of 4; the two convolutions have `filters`, the hidden dense layer `width` outputs.
     """
 
     def __init__(self, size: int = 128, channels: int = 1, filters: Sequence[int] = (32, 64), width: int = 256) -> None:
@@ -137,11 +133,9 @@ class Count(Constraint):
 
 @dataclass(frozen=True)
 class CountReport(ConstraintReport):
-    """What `Count.check` measured. A counter errs on good data and need not notice noise: the count is the yardstick.
+    """What `Count.check` measured. Counters err on good data and may not notice noise: the count is the yardstick."""
 
-    Attributes:
-        count: objects that every image should hold.
-    """
+    RATIO: ClassVar[str] = "floor / count: the counter's own error on good data"
 
     count: float = 0.0
 
@@ -160,8 +154,3 @@ class CountReport(ConstraintReport):
             f"{limit * max(self.count, 1):.3g} is allowed. Count other objects, or train the counter on images like "
             "these, and longer."
         )
-
-    def __str__(self) -> str:
-        lines = super().__str__().splitlines()
-        lines[3] = f"  ratio     {self.floor_ratio:.3g} (floor / count: the counter's own error on good data)"
-        return "\n".join(lines)

@@ -6,11 +6,10 @@ a rule of somebody's own    {"own": its name}, which says what is missing but ca
                             whose network is no JSON
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from namm.constraints.base import Constraint, Scaled, Sum
+from namm.constraints.base import Constraint, Scaled, Sum, arguments
 from namm.constraints.burgers import Burgers
 from namm.constraints.divergence import DivergenceFree
 from namm.constraints.flux import TotalFlux
@@ -37,7 +36,7 @@ def describe(rule: Constraint) -> dict[str, Any]:
     kind = type(rule)
     if kind not in RULES.values():  # a subclass may measure something else
         return {"own": rule.name}
-    values = {name: getattr(rule, name) for name in inspect.signature(kind).parameters}
+    values = arguments(rule)
     if "step" in values:
         names = [name for name, step in STEPS.items() if step is values["step"]]
         if not names:

@@ -54,10 +54,6 @@ class DivergenceFree(Constraint):
         wide = x if x.device.type == "mps" else x.double()
         return lay_out(project(self._cut(wide))).to(x.dtype)
 
-    def extra_repr(self) -> str:
-        """The settings, for `repr`."""
-        return f"size={self.size}, extent={self.extent}"
-
     def _cut(self, x: Tensor) -> Tensor:
         """The states of an image: (B, 2, r·n, c·n) → (B, r, c, 2, n, n)."""
         n = self.size

@@ -56,7 +56,3 @@ class TotalFlux(Constraint):
         """Σ x − F: (B,), in float64 wherever the device has it."""
         wide = x.dtype if x.device.type == "mps" else torch.float64
         return x.sum(dim=(1, 2, 3), dtype=wide) - self.total
-
-    def extra_repr(self) -> str:
-        """The total, for `repr`."""
-        return f"total={self.total}"

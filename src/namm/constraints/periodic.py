@@ -27,7 +27,16 @@ class Periodic(Constraint):
 
     def __init__(self, tiles: int | Sequence[int] = (2, 2)) -> None:
         super().__init__()
-        self.tiles = _parse_tiles(tiles)
+        try:
+            p, q = (index(n) for n in (tiles if isinstance(tiles, Sequence) else (tiles, tiles)))
+        except (TypeError, ValueError):
+            p = q = 0
+        if p < 1 or q < 1 or p * q < 2:
+            raise UsageError(
+                "Periodic needs the repeats of the unit cell along rows and columns, two whole numbers with at "
+                f"least two tiles in all, such as (2, 2); got {tiles!r}."
+            )
+        self.tiles = p, q
 
     def distance(self, x: Tensor) -> Tensor:
         """(1/T) Σₖ Σⱼ mean |tⱼ − tₖ|: (B, C, H, W) → (B,). Keeps all T² pairs, T times the memory of x."""
@@ -63,21 +72,3 @@ class Periodic(Constraint):
         (p, q), (b, c, height, width) = self.tiles, x.shape
         grid = t.reshape(b, p, q, c, height // p, width // q)
         return grid.permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
-
-    def extra_repr(self) -> str:
-        """The tiling, for `repr`."""
-        return f"tiles={self.tiles}"
-
-
-def _parse_tiles(tiles: int | Sequence[int]) -> tuple[int, int]:
-    """(p, q) from (p, q) or n; refuses what is not two whole numbers ≥ 1 with at least two tiles."""
-    try:
-        p, q = (index(n) for n in (tiles if isinstance(tiles, Sequence) else (tiles, tiles)))
-    except (TypeError, ValueError):
-        p = q = 0
-    if p < 1 or q < 1 or p * q < 2:
-        raise UsageError(
-            "Periodic needs the repeats of the unit cell along rows and columns, two whole numbers with at "
-            f"least two tiles in all, such as (2, 2); got {tiles!r}."
-        )
-    return p, q

@@ -1,13 +1,11 @@
 """Images to learn from: our own datasets, drawn by seed, and readers for a user's files."""
 
-from namm.datasets.base import SPLITS, Dataset
+from namm.datasets.base import SPLITS, Dataset, Simulated
 from namm.datasets.blackholes import BlackHoles, black_holes
 from namm.datasets.burgers import BurgersTrajectories, burgers_trajectories
 from namm.datasets.galaxies import Galaxies, galaxies
 from namm.datasets.kolmogorov import KolmogorovFlow, kolmogorov_flow
-from namm.datasets.lazy import LazyImages
-from namm.datasets.readers import open_images, read_images
-from namm.datasets.simulated import Simulated
+from namm.datasets.readers import LazyImages, open_images, read_images
 from namm.datasets.store import Store, load, open_store, write_store
 from namm.datasets.unit_cells import UnitCells, unit_cells
 

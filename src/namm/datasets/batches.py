@@ -17,6 +17,7 @@ from torch import Tensor
 
 from namm.constraints.contract import ROUNDING
 from namm.errors import DataError
+from namm.formatting import format_number
 from namm.numerics import arithmetic, generator
 
 PREFETCH = 3  # batches read ahead when streaming
@@ -104,13 +105,13 @@ def batches(
 ) -> ResidentBatches | StreamingBatches:
     """Resident batches where the images fit into half of the free memory, streaming ones otherwise.
 
-    Of the free memory `spoken_for` bytes are left out: what the training itself will take.
+    `spoken_for` bytes of the free memory are left out: what the training itself will take.
     """
     itemsize = 8 if "float64" in str(getattr(images, "dtype", "")) else 4
-    wanted = int(np.prod(images.shape, dtype=np.int64)) * itemsize
+    needed = int(np.prod(images.shape, dtype=np.int64)) * itemsize
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     already_here = isinstance(images, Tensor) and images.device.type == device.type
-    kind = ResidentBatches if already_here or wanted <= (free - spoken_for) // 2 else StreamingBatches
+    kind = ResidentBatches if already_here or needed <= (free - spoken_for) // 2 else StreamingBatches
     return kind(images, order, device)
 
 
@@ -186,14 +187,16 @@ def check_values(images: Images, name: str = "data") -> list[str]:
         return []
     if (largest := float(x.abs().max())) > LIMIT:
         raise DataError(
-            f"the {name} reach {largest:.3g}, and float32 cannot hold sums of squares of values above {LIMIT:g}: "
-            "divide the images by a constant so that their standard deviation is near 1, and adapt the rule."
+            f"the {name} reach {format_number(largest)}, and float32 cannot hold sums of squares of values above "
+            f"{LIMIT:g}: divide the images by a constant so that their standard deviation is near 1, and adapt the "
+            "rule."
         )
     seen = f"{len(x)} of the {n} images" if len(x) < n else f"all {n} images"
     spread, rounding = x.transpose(0, 1).flatten(1).std(1, correction=0), ROUNDING * x.abs().amax((0, 2, 3))
     if (spread <= rounding).all():
+        first = format_number(float(x[0, 0, 0, 0]), ".6g")
         raise DataError(
-            f"the {name} are constant: in {seen} every channel has the same value everywhere, {x[0, 0, 0, 0]:.6g} in "
+            f"the {name} are constant: in {seen} every channel has the same value everywhere, {first} in "
             "the first one, to within rounding, and there is nothing to learn. Look at the file; from images that vary "
             "by less than a millionth of their mean, subtract it."
         )
@@ -204,21 +207,22 @@ def check_values(images: Images, name: str = "data") -> list[str]:
         )
     if (widest := float(spread.max())) < 1 / LIMIT:
         raise DataError(
-            f"the {name} have a standard deviation of {widest:.3g}, and float32 cannot hold squares of values below "
-            f"{1 / LIMIT:g} well: multiply the images by a constant so that it is near 1, and adapt the rule."
+            f"the {name} have a standard deviation of {format_number(widest)}, and float32 cannot hold squares of "
+            f"values below {1 / LIMIT:g} well: multiply the images by a constant so that it is near 1, and adapt the "
+            "rule."
         )
     return _peculiar(x, name, spread <= rounding, rounding)
 
 
 def _peculiar(x: Tensor, name: str, still: Tensor, rounding: Tensor) -> list[str]:
     """What should be known about images (N, C, H, W) that vary, but not in the channels `still`, or not in space."""
-    found = []
+    notes = []
     if still.any():
         named = ", ".join(str(c) for c in still.nonzero().flatten().tolist())
-        found.append(f"channel {named} of the {name} is constant: it costs as much as the others and teaches nothing.")
+        notes.append(f"channel {named} of the {name} is constant: it costs as much as the others and teaches nothing.")
     if x.shape[2] * x.shape[3] > 1 and (x.flatten(2).std(2, correction=0).amax(0) <= rounding).all():
-        found.append(f"every image of the {name} is constant in space: figures of total variation mean nothing.")
-    return found
+        notes.append(f"every image of the {name} is constant in space: figures of total variation mean nothing.")
+    return notes
 
 
 def check_held_out(images: Images, data: Images) -> None:
@@ -233,8 +237,7 @@ def check_held_out(images: Images, data: Images) -> None:
 
 def describe(batch: Tensor) -> str:
     """Shape and statistics of a batch in a line."""
+    statistics = {name: float(getattr(batch, name)()) for name in ("min", "max", "mean", "std")}
     bad = int((~torch.isfinite(batch)).sum())
-    return (
-        f"{tuple(batch.shape)}, min {float(batch.min()):.4g}, max {float(batch.max()):.4g}, "
-        f"mean {float(batch.mean()):.4g}, std {float(batch.std()):.4g}, {bad} values not finite"
-    )
+    listed = ", ".join(f"{name} {format_number(value, '.4g')}" for name, value in statistics.items())
+    return f"{tuple(batch.shape)}, {listed}, {bad} values not finite"

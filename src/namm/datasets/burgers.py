@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from namm.datasets.simulated import Ingredients, Simulated
+from namm.datasets.base import Ingredients, Simulated
 from namm.errors import UsageError
 from namm.simulators.burgers import DT, BurgersGrid, rollout
 from namm.simulators.random_fields import matern_field
@@ -73,13 +73,7 @@ class BurgersTrajectories(Simulated):
 
 
 def burgers_trajectories(
-    n: int,
-    *,
-    size: int = 64,
-    dt: float = DT,
-    inner_steps: int = 5,
-    seed: int = 0,
-    split: str = "train",
+    n: int, *, size: int = 64, dt: float = DT, inner_steps: int = 5, seed: int = 0, split: str = "train"
 ) -> Tensor:
     """The first `n` Burgers' images of a split: float32, (n, 1, size, size)."""
     return BurgersTrajectories(size=size, dt=dt, inner_steps=inner_steps).images(seed, split, 0, n)

@@ -12,14 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from namm.datasets.simulated import Ingredients, Simulated
+from namm.datasets.base import Ingredients, Simulated
 from namm.errors import UsageError
 from namm.simulators.galaxies import (
     Catalogue,
     background_variance,
     blurred,
     draw_catalogue,
-    peak_of,
     render,
     require_room,
     white_canvas,
@@ -58,18 +57,13 @@ class Galaxies(Simulated):
 
     @property
     def faintest(self) -> float:
-        """Smallest peak."""
-        return peak_of(self.signal_to_noise, background_variance(self.background, self.blur))
+        """Smallest peak A: A² is `signal_to_noise` decibels above the variance of the sky."""
+        return math.sqrt(background_variance(self.background, self.blur)) * 10 ** (self.signal_to_noise / 20)
 
     def draw_catalogue(self, n: int, rng: torch.Generator) -> Catalogue:
         """What `draw(n, rng)` puts into its images."""
         return draw_catalogue(
-            n,
-            count=self.count,
-            size=self.size,
-            peaks=(self.faintest, self.peak),
-            separation=self.separation,
-            rng=rng,
+            n, count=self.count, size=self.size, peaks=(self.faintest, self.peak), separation=self.separation, rng=rng
         )
 
     def ingredients(self, n: int, rng: torch.Generator) -> Ingredients:

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from namm.datasets.simulated import Ingredients, Simulated
+from namm.datasets.base import Ingredients, Simulated
 from namm.errors import UsageError
 from namm.simulators.fluid import FluidGrid, initial_field, lay_out, project, rollout
 

@@ -1,24 +1,200 @@
-"""One HDF5 file per dataset: `train`, `val`, `test`, each float32 (N, C, H, W), and the recipe as attributes.
+"""HDF5 files that grow in blocks and survive being killed, and the one of a dataset: `train`, `val` and `test`.
 
-Writing can be stopped at any moment, `kill -9` included; the same call then goes on, and the file it
-completes holds what an uninterrupted run would have written.
+A file holds named arrays, each in blocks of rows, and as attributes what they were made from. It grows as
+`<name>.partial` and is renamed when complete, by the protocol of `namm.files`. Every block's CRC-32 is written with it.
+Since a block is a pure function of the attributes and its number, to go on after an interruption is to make each block
+again whose stored values do not match their stored checksum.
+
+All space is allocated when the file is begun. Writing a block then changes values and one checksum, never HDF5's own
+index, so a kill leaves nothing in it half done.
 """
 
-from collections.abc import Mapping
+import json
+import os
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import h5py
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from namm._version import __version__
-from namm.datasets import partial
 from namm.datasets.base import BLOCK, SPLITS, Dataset
-from namm.datasets.lazy import LazyImages
-from namm.datasets.readers import open_hdf5
-from namm.errors import DataError, UsageError
+from namm.datasets.readers import LazyImages, open_hdf5
+from namm.errors import DataError, RunFolderError, UsageError
+from namm.files import beside, only_writer, publish, refuse_link, require_same
 from namm.progress import ProgressBar
+
+CHUNK_BYTES = 128 * 1024
+"""Rows are chunked on disk in pieces of about this size: small enough to read shuffled batches."""
+
+UNWRITTEN = -1
+"""In place of a block's checksum."""
+
+Block = tuple[str, int]
+"""Array and number of a block."""
+
+Header = Mapping[str, Any]
+"""Attributes: what the values were made from. They must have `namm_version`; mappings among them are kept as JSON."""
+
+# Any arrays
+
+
+def grow(
+    path: Path,
+    arrays: Mapping[str, tuple[int, ...]],
+    header: Header,
+    fill: Callable[[h5py.File, list[Block]], None],
+    *,
+    rows: int = BLOCK,
+    dtypes: Mapping[str, str] | None = None,
+    begin: Callable[[h5py.File], object] = lambda file: None,
+) -> None:
+    """Complete the file `path` of these arrays and attributes, or go on where an interrupted call stopped.
+
+    A complete file with the same attributes is left alone, one with others is refused.
+
+    Args:
+        path: The file.
+        arrays: Shapes by name.
+        header: Attributes.
+        fill: Is given the open file and the blocks that are still to be written.
+        rows: Rows of a block.
+        dtypes: Of those arrays that are not float32.
+        begin: Writes what the file holds from the start, besides arrays and header.
+    """
+    with only_writer(path):
+        if path.exists():
+            _require_complete(path, header)
+            return
+        partial = beside(path, ".partial")
+        refuse_link(partial)
+        if (blocks := _missing(partial, header)) is None:
+            draft = beside(partial, ".draft")  # until its layout is whole: no kill leaves half of one
+            draft.unlink(missing_ok=True)  # a link, too, which h5py would write through
+            with h5py.File(draft, "w", track_order=True) as file:
+                begin(file)
+                _lay_out(file, arrays, header, rows, dtypes or {})
+            os.replace(draft, partial)
+            blocks = _missing(partial, header) or []
+        with h5py.File(partial, "r+") as file:
+            fill(file, blocks)
+        publish(partial, path)
+
+
+def write_block(file: h5py.File, block: Block, values: NDArray[Any]) -> None:
+    """Put the values of a block and their checksum on their way to the disk."""
+    name, k = block
+    start = k * _rows_per_block(file, name)
+    file[name][start : start + len(values)] = values
+    file[f"checksums/{name}"][k] = _checksum(values)
+    file.flush()
+
+
+def unwritten(file: h5py.File) -> list[Block]:
+    """Blocks whose values are not there, or do not match their checksum."""
+    found: list[Block] = []
+
+    def look(name: str, checksums: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(checksums, h5py.Dataset):
+            rows = _rows_per_block(file, name)
+            for k, stored in enumerate(checksums[:]):
+                if stored == UNWRITTEN or stored != _checksum(file[name][k * rows : (k + 1) * rows]):
+                    found.append((name, k))
+
+    file["checksums"].visititems(look)
+    return found
+
+
+def attributes(file: h5py.File) -> dict[str, Any]:
+    """The attributes of an open file as Python values."""
+    return {name: value.item() if hasattr(value, "item") else value for name, value in file.attrs.items()}
+
+
+def _require_complete(path: Path, header: Header) -> None:
+    try:
+        with h5py.File(path, "r") as file:
+            _require_same(file, header)
+    except OSError as error:
+        raise RunFolderError(f"{path} exists and is not a readable HDF5 file ({error}): move it away.") from error
+
+
+def _require_same(file: h5py.File, header: Header) -> None:
+    """Refuse a file that was made from something else."""
+    there = attributes(file)
+    for name, value in header.items():
+        if isinstance(value, Mapping) and isinstance(there.get(name), str):
+            there[name] = json.loads(there[name])
+    # Another version's complete file is as good as ours: what it was made from is in the other attributes.
+    asked = {**header, "namm_version": there.get("namm_version", "absent")}
+    require_same(Path(file.filename), there, asked, "other data than asked for")
+
+
+def _missing(partial: Path, header: Header) -> list[Block] | None:
+    """Blocks that are left to write; None where there is no usable file, so that it is begun anew."""
+    try:
+        with h5py.File(partial, "r") as file:
+            _require_same(file, header)
+            blocks = unwritten(file)
+            return blocks if file.attrs["namm_version"] == header["namm_version"] else None
+    except (OSError, KeyError, RuntimeError):
+        return None
+
+
+def _lay_out(
+    file: h5py.File, arrays: Mapping[str, tuple[int, ...]], header: Header, rows: int, dtypes: Mapping[str, str]
+) -> None:
+    """Allocate arrays without values, and write the header."""
+    allocate = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    allocate.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    allocate.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    for name, (n, *shape) in arrays.items():
+        per_chunk = max(1, min(n, CHUNK_BYTES // (4 * int(np.prod(shape)))))
+        chunks = (per_chunk, *shape) if n else None
+        file.create_dataset(name, (n, *shape), dtypes.get(name, "f4"), chunks=chunks, dcpl=allocate.copy())
+        checksums = file.create_dataset(f"checksums/{name}", data=np.full(-(-n // rows), UNWRITTEN, np.int64))
+        if rows != BLOCK:
+            checksums.attrs["rows"] = rows
+    for name, value in header.items():
+        file.attrs[name] = json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
+
+
+def _rows_per_block(file: h5py.File, name: str) -> int:
+    return int(file[f"checksums/{name}"].attrs.get("rows", BLOCK))
+
+
+def _checksum(values: NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(values).data)
+
+
+class GrownFile:
+    """A complete file, open for reading; close it, or use it in a `with`."""
+
+    def __init__(self, path: str | Path, mark: str, otherwise: str) -> None:
+        """Open `path`; one without the attribute `mark` is refused with what it is `otherwise`."""
+        self.path = Path(path)
+        self._file = open_hdf5(self.path)
+        if mark not in self._file.attrs:
+            self._file.close()
+            raise DataError(f"{self.path} was not written by {otherwise}")
+        self.parameters = attributes(self._file)
+        """What the values were made from."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# The splits of a dataset
 
 
 def write_store(
@@ -35,14 +211,30 @@ def write_store(
     complete file of the same recipe is left alone, one of another recipe is refused. A progress bar is shown where
     there is a terminal, unless `quiet`.
     """
-    path = Path(path)
-    counts = _counts(dataset.sizes if sizes is None else sizes)
-    header = _header(dataset, counts, seed)
-    arrays = {split: (n, *dataset.shape) for split, n in counts.items()}
-    partial.grow(
-        path, arrays, header, lambda file, blocks: _draw(file, blocks, dataset, seed, sum(counts.values()), quiet=quiet)
-    )
-    return path
+    sizes = dataset.sizes if sizes is None else sizes
+    if set(sizes) - set(SPLITS) or min(sizes.values(), default=0) < 0 or not sum(sizes.values()):
+        raise UsageError(
+            f"Sizes must give images to some of the splits {', '.join(SPLITS)}, and {dict(sizes)} was given."
+        )
+    counts = {split: sizes.get(split, 0) for split in SPLITS}
+    recipe = {name: "none" if value is None else value for name, value in dataset.parameters().items()}
+    given = {"seed": seed, "block": BLOCK, **{f"n_{split}": n for split, n in counts.items()}}
+    header = {"dataset": dataset.name, **recipe, **given, "namm_version": __version__}
+
+    def draw(file: h5py.File, blocks: list[Block]) -> None:
+        lengths = {(split, k): min(BLOCK, counts[split] - k * BLOCK) for split, k in blocks}
+        total = sum(counts.values())
+        start = total - sum(lengths.values())
+        with ProgressBar(f"{dataset.name} images", total, start=start, visible=not quiet) as bar:
+            for split in SPLITS:
+                numbers = [k for name, k in blocks if name == split]
+                for k, images in zip(numbers, dataset.blocks(seed, split, numbers), strict=True):
+                    n = lengths[split, k]
+                    write_block(file, (split, k), images[:n].numpy())
+                    bar.advance(n)
+
+    grow(Path(path), {split: (n, *dataset.shape) for split, n in counts.items()}, header, draw)
+    return Path(path)
 
 
 def load(path: str | Path, split: str) -> Tensor:
@@ -51,23 +243,15 @@ def load(path: str | Path, split: str) -> Tensor:
         return store[split][:]
 
 
-def open_store(path: str | Path) -> "Store":
-    """A file that `write_store` completed; close it, or use it in a `with`."""
-    path = Path(path)
-    file = open_hdf5(path)
-    if "namm_version" not in file.attrs:
-        file.close()
-        raise DataError(f"{path} was not written by namm: read it with read_images and say its layout.")
-    return Store(file, path)
+class Store(GrownFile):
+    """An open file that `write_store` completed; close it, or use it in a `with`.
 
+    `store["train"]` is indexed like a tensor (N, C, H, W) and read on demand. `parameters` is the recipe:
+    dataset, its parameters, seed, images per split, version.
+    """
 
-class Store:
-    """An open file: `store["train"]` is indexed like a tensor (N, C, H, W) and read on demand."""
-
-    def __init__(self, file: h5py.File, path: Path):
-        self._file, self.path = file, path
-        self.parameters = dict(partial.attributes(file))
-        """The recipe: dataset, its parameters, seed, images per split, version."""
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path, "namm_version", "namm: read it with read_images and say its layout.")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -79,51 +263,9 @@ class Store:
             raise DataError(f"{self.path} holds no {split!r} images: it has {self.sizes}.")
         return LazyImages(self._file[split], "NCHW", self.path)
 
-    def damaged(self) -> list[partial.Block]:
+    def damaged(self) -> list[Block]:
         """(split, number) of every block of 64 images whose pixels no longer match their checksum."""
-        return partial.unwritten(self._file)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        return unwritten(self._file)
 
 
-def _counts(sizes: Mapping[str, int]) -> dict[str, int]:
-    if set(sizes) - set(SPLITS) or min(sizes.values(), default=0) < 0 or not sum(sizes.values()):
-        raise UsageError(
-            f"Sizes must give images to some of the splits {', '.join(SPLITS)}, and {dict(sizes)} was given."
-        )
-    return {split: sizes.get(split, 0) for split in SPLITS}
-
-
-def _header(dataset: Dataset, counts: dict[str, int], seed: int) -> partial.Header:
-    recipe = {name: "none" if value is None else value for name, value in dataset.parameters().items()}
-    given = {"seed": seed, "block": BLOCK, **{f"n_{split}": n for split, n in counts.items()}}
-    return {"dataset": dataset.name, **recipe, **given, "namm_version": __version__}
-
-
-def _draw(
-    file: h5py.File, blocks: list[partial.Block], dataset: Dataset, seed: int, total: int, *, quiet: bool
-) -> None:
-    done = total - sum(_rows(file, block) for block in blocks)
-    with ProgressBar(f"{dataset.name} images", total, start=done, visible=not quiet) as bar:
-        for split in SPLITS:
-            numbers = [k for name, k in blocks if name == split]
-            for k, images in zip(numbers, dataset.blocks(seed, split, numbers), strict=True):
-                n = _rows(file, (split, k))
-                partial.write_block(file, (split, k), images[:n].numpy())
-                bar.advance(n)
-
-
-def _rows(file: h5py.File, block: partial.Block) -> int:
-    """Images of a block; the last of a split may have fewer than the others."""
-    split, k = block
-    return min(BLOCK, len(file[split]) - k * BLOCK)
+open_store = Store

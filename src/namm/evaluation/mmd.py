@@ -25,21 +25,22 @@ of the pooled sample, which would need the matrix (1.6 GB for 2 · 10 000 images
 
 Cost: pairs come in blocks of 1024 × 1024 by matrix products on centred images, sums are in float64. Memory beyond the
 images is a few blocks, and 4 bytes a pair for the exact median, which is why a set of more than 10 000 gives its σ
-from 10 000 of its images, drawn with a fixed seed.
+from 10 000 of its images, drawn with a fixed seed. Images may be on disk: all metrics read them by rows, as the last
+section of this file does.
 """
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
-from namm.datasets.batches import Images
+from namm.datasets.batches import Images, in_chunks, to_tensor
 from namm.errors import DataError, UsageError
-from namm.evaluation.rows import View, held, random_rows, read, require_comparable, require_size, wide
-from namm.numerics import fold
+from namm.numerics import fold, generator
 
 BLOCK = 1024
 """Images along each side of a block of pairs."""
@@ -49,6 +50,8 @@ BOOTSTRAP_IMAGES = 1000
 """Images of either set that `mmd_error` draws from."""
 ROUNDING = 1e-12
 """E k̃² of a kernel ≤ 1 that cannot be told from 0."""
+PIECE = 512
+"""Images read from disk at a time."""
 Device = torch.device | str
 NAMES = ("true images", "samples")
 
@@ -82,23 +85,15 @@ class Null(NamedTuple):
 def mmd2(
     x: Images, y: Images, *, unbiased: bool = False, bandwidth: float | None = None, device: Device | None = None
 ) -> float:
-    """MMD² between the true images x (m, …) and the samples y (n, …).
+    """MMD² between the true images x (m, …) and the samples y (n, …): tensors, arrays or images on disk.
 
-    Args:
-        x: tensor, array or images on disk, of any shape after the first axis; σ comes from these.
-        y: images of the same shape.
-        unbiased: leave out the pairs of an image with itself.
-        bandwidth: σ; `median_bandwidth(x)` by default.
-        device: where to compute; where x is by default.
-
-    Raises:
-        DataError: shapes differ, an image is not finite, or x has no σ.
+    `unbiased` leaves out the pairs of an image with itself. The kernel's σ is `bandwidth`, `median_bandwidth(x)` by
+    default; computed on `device`, where x is by default. Raises `DataError` where shapes differ, an image is not
+    finite, or x has no σ.
     """
     require_comparable(x, y, NAMES)
-    pairs = _Pairs(x, y, bandwidth, device)
-    m, n = x.shape[0], y.shape[0]
-    (xx, _), (yy, _), (xy, _, _) = pairs.within(0), pairs.within(1), pairs.between()
-    return _mmd2(float(xx.sum()), float(yy.sum()), float(xy.sum()), m, n, unbiased)
+    (xx, _, _), (yy, _, _), (xy, _, _) = _Pairs(x, y, bandwidth, device).sums()
+    return _mmd2(float(xx.sum()), float(yy.sum()), float(xy.sum()), x.shape[0], y.shape[0], unbiased)
 
 
 def mmd(
@@ -113,28 +108,18 @@ def mmd(
 ) -> Estimate:
     """√MMD² (biased) between random subsets of true images x (m, …) and samples y (n, …), as the paper reports it.
 
-    Args:
-        x: true images; σ comes from each of its subsets.
-        y: samples of the same shape.
-        subsets: how many pairs of subsets.
-        size: images in a subset, drawn without repetition. The biased value depends on it: compare equal sizes only.
-        seed: decides which images.
-        bandwidth: one σ for all subsets instead.
-        device: where to compute; where x is by default.
-
-    Raises:
-        DataError: as `mmd2`, or a set is smaller than `size`.
+    Each of `subsets` pairs has `size` images of either set, drawn without repetition by `seed`; σ comes from each
+    subset of x unless `bandwidth` gives one for all. The biased value depends on `size`: compare equal sizes only.
     """
     require_comparable(x, y, NAMES)
-    if subsets < 1:
-        raise UsageError(f"mmd needs at least one subset, got {subsets}.")
-    for images, name in zip((x, y), NAMES, strict=True):
-        require_size(images.shape[0], size, name)
-    x, y, values = held(x), held(y), []
-    for k in range(subsets):
-        parts = (View(s, random_rows(s.shape[0], size, seed, "mmd", name, k)) for s, name in ((x, "x"), (y, "y")))
-        values.append(math.sqrt(mmd2(*parts, bandwidth=bandwidth, device=device)))
-    return Estimate(float(np.mean(values)), float(np.std(values)))
+    require_size(x.shape[0], size, NAMES[0])
+    require_size(y.shape[0], size, NAMES[1])
+    x, y = held(x), held(y)
+
+    def draw(k: int) -> Iterator[View]:
+        return (View(s, random_rows(s.shape[0], size, seed, "mmd", name, k)) for s, name in ((x, "x"), (y, "y")))
+
+    return _over_subsets("mmd", subsets, draw, bandwidth=bandwidth, device=device)
 
 
 def mmd_floor(
@@ -146,14 +131,21 @@ def mmd_floor(
     """
     require_comparable(x, x, (NAMES[0], NAMES[0]))
     require_size(x.shape[0] // 2, size, "images, half of the true ones")
-    if subsets < 1:
-        raise UsageError(f"mmd_floor needs at least one subset, got {subsets}.")
-    x, values = held(x), []
-    for k in range(subsets):
+    x = held(x)
+
+    def draw(k: int) -> Iterator[View]:
         rows = random_rows(x.shape[0], 2 * size, seed, "mmd floor", k)
         half = random_rows(2 * size, size, seed, "mmd half", k)
-        parts = View(x, rows[half]), View(x, np.delete(rows, half))
-        values.append(math.sqrt(mmd2(*parts, device=device)))
+        return (View(x, part) for part in (rows[half], np.delete(rows, half)))
+
+    return _over_subsets("mmd_floor", subsets, draw, device=device)
+
+
+def _over_subsets(name: str, subsets: int, draw: Callable[[int], Iterator["View"]], **options: Any) -> Estimate:
+    """√MMD² over the pairs `draw(0)`, `draw(1)`, …"""
+    if subsets < 1:
+        raise UsageError(f"{name} needs at least one subset, got {subsets}.")
+    values = [math.sqrt(mmd2(*draw(k), **options)) for k in range(subsets)]
     return Estimate(float(np.mean(values)), float(np.std(values)))
 
 
@@ -180,9 +172,8 @@ def mmd2_null(x: Images, y: Images, *, bandwidth: float | None = None, device: D
     "No difference seen" is `abs(mmd2_null(x, y).z) < 3`. Arguments and errors as for `mmd2`; at least four images.
     """
     require_comparable(x, y, NAMES)
-    pairs = _Pairs(x, y, bandwidth, device)
     m, n = x.shape[0], y.shape[0]
-    (xx, xx2), (yy, yy2), (xy, yx, xy2) = pairs.within(0), pairs.within(1), pairs.between()
+    (xx, _, xx2), (yy, _, yy2), (xy, yx, xy2) = _Pairs(x, y, bandwidth, device).sums()
     value = _mmd2(float(xx.sum()), float(yy.sum()), float(xy.sum()), m, n, unbiased=True)
 
     rows = torch.cat([xx + xy, yy + yx])  # Σⱼ Kᵢⱼ of the pooled sample
@@ -200,8 +191,7 @@ def mmd2_null(x: Images, y: Images, *, bandwidth: float | None = None, device: D
 def median_bandwidth(x: Images, *, device: Device | None = None) -> float:
     """σ = √(median ‖xᵢ − xⱼ‖² / 2) over the pairs i < j of x (n, …); of 10 000 images of x where it has more.
 
-    Raises:
-        DataError: half of the pairs or more are equal, so the median is 0.
+    Raises `DataError` where half of the pairs or more are equal, so that the median is 0.
     """
     require_comparable(x, x, (NAMES[0], NAMES[0]))
     n = x.shape[0]
@@ -210,7 +200,7 @@ def median_bandwidth(x: Images, *, device: Device | None = None) -> float:
     images = _Flat(x, NAMES[0], device)
     distances = torch.empty(n * (n - 1) // 2, dtype=images.dtype)
     sizes, done = [], 0
-    for i, j, a, b in _blocks(images, images, upper=True):
+    for i, j, a, b in _blocks(images, images):
         d = _squared_distances(a, b).cpu()
         sizes += [_sizes(a).cpu()] if i == j else []
         part = d[tuple(torch.triu_indices(len(a), len(a), 1))] if i == j else d.flatten()
@@ -231,6 +221,9 @@ def _mmd2(xx: float, yy: float, xy: float, m: int, n: int, unbiased: bool) -> fl
     if unbiased:
         return xx / (m * (m - 1)) + yy / (n * (n - 1)) - 2 * xy / (m * n)
     return max(0.0, (xx + m) / m**2 + (yy + n) / n**2 - 2 * xy / (m * n))  # k(a, a) = 1; ≥ 0 but for rounding
+
+
+# The kernel in blocks
 
 
 class _Flat:
@@ -254,64 +247,56 @@ class _Flat:
         return rows.to(self.device, self.dtype) - self.centre.to(self.dtype)
 
 
+Sums = tuple[Tensor, Tensor, float]
+"""Σⱼ k(aᵢ, bⱼ) of every a, Σᵢ k(aᵢ, bⱼ) of every b, both in float64, and Σ k²; i ≠ j where a set meets itself."""
+
+
 class _Pairs:
-    """The kernel over all pairs within and between two sets, in sums: rows (N,) in float64, and squares."""
+    """The kernel over all pairs within and between two sets."""
 
     def __init__(self, x: Images, y: Images, bandwidth: float | None, device: Device | None) -> None:
         sigma = median_bandwidth(x, device=device) if bandwidth is None else float(bandwidth)
         if not (math.isfinite(sigma) and sigma > 0):
             raise UsageError(f"the kernel's bandwidth must be a finite number > 0, got {bandwidth!r}.")
         self.width = 2 * sigma**2
-        first = _Flat(x, NAMES[0], device)
-        second = _Flat(y, NAMES[1], first.device, first.centre)
-        first.dtype = second.dtype = torch.promote_types(first.dtype, second.dtype)
-        self.sets = (first, second)
+        self.x = _Flat(x, NAMES[0], device)
+        self.y = _Flat(y, NAMES[1], self.x.device, self.x.centre)
+        self.x.dtype = self.y.dtype = torch.promote_types(self.x.dtype, self.y.dtype)
 
-    def within(self, which: int) -> tuple[Tensor, float]:
-        """Σ_{j≠i} k(aᵢ, aⱼ) of every image of one set (N,), and Σ_{i≠j} k²."""
-        images = self.sets[which]
-        rows, squares = torch.zeros(images.n, dtype=torch.float64), 0.0
-        for i, j, a, b in _blocks(images, images, upper=True):
-            k = self._kernel(a, b)
-            if i == j:
-                k.fill_diagonal_(0)
-            else:
-                rows[j : j + len(b)] += k.sum(0).cpu()
-            rows[i : i + len(a)] += k.sum(1, dtype=torch.float64).cpu()
-            squares += (1 if i == j else 2) * _sum_of_squares(k)
-        return rows, squares
-
-    def between(self) -> tuple[Tensor, Tensor, float]:
-        """Σⱼ k(xᵢ, yⱼ) of every x (m,), Σᵢ k(xᵢ, yⱼ) of every y (n,), and Σ k²."""
-        x, y = self.sets
-        rows, columns = (torch.zeros(s.n, dtype=torch.float64) for s in self.sets)
-        squares = 0.0
-        for i, j, a, b in _blocks(x, y, upper=False):
-            k = self._kernel(a, b)
-            rows[i : i + len(a)] += k.sum(1, dtype=torch.float64).cpu()
-            columns[j : j + len(b)] += k.sum(0).cpu()
-            squares += _sum_of_squares(k)
-        return rows, columns, squares
+    def sums(self) -> tuple[Sums, Sums, Sums]:
+        """Sums within x, within y and between them."""
+        return self._sums(self.x, self.x), self._sums(self.y, self.y), self._sums(self.x, self.y)
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
-        """k within the first set, within the second and between them, in float64 on the CPU; for small sets."""
-        x, y = (torch.cat([images.rows(i) for i in range(0, images.n, BLOCK)]) for images in self.sets)
+        """k within x, within y and between them, in float64 on the CPU; for small sets."""
+        x, y = (torch.cat([images.rows(i) for i in range(0, images.n, BLOCK)]) for images in (self.x, self.y))
         return self._kernel(x, x).cpu().double(), self._kernel(y, y).cpu().double(), self._kernel(x, y).cpu().double()
+
+    def _sums(self, x: _Flat, y: _Flat) -> Sums:
+        rows = torch.zeros(x.n, dtype=torch.float64)
+        columns = rows if x is y else torch.zeros(y.n, dtype=torch.float64)
+        squares = 0.0
+        for i, j, a, b in _blocks(x, y):
+            k = self._kernel(a, b)
+            if x is y and i == j:
+                k.fill_diagonal_(0)
+            else:
+                columns[j : j + len(b)] += k.sum(0).cpu()
+            rows[i : i + len(a)] += k.sum(1, dtype=torch.float64).cpu()
+            times = 2 if x is y and i != j else 1
+            squares += times * float(torch.linalg.vector_norm(k, dtype=torch.float64)) ** 2
+        return rows, columns, squares
 
     def _kernel(self, a: Tensor, b: Tensor) -> Tensor:
         return _squared_distances(a, b).mul_(-1 / self.width).exp_()
 
 
-def _blocks(x: _Flat, y: _Flat, *, upper: bool) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+def _blocks(x: _Flat, y: _Flat) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """Blocks of pairs (i, j, rows of x from i, rows of y from j); of a set with itself those with j ≥ i only."""
     for i in range(0, x.n, BLOCK):
         a = x.rows(i)
-        for j in range(i if upper else 0, y.n, BLOCK):
-            yield i, j, a, a if upper and i == j else y.rows(j)
-
-
-def _sum_of_squares(k: Tensor) -> float:
-    return float(torch.linalg.vector_norm(k, dtype=torch.float64)) ** 2
+        for j in range(i if x is y else 0, y.n, BLOCK):
+            yield i, j, a, a if x is y and i == j else y.rows(j)
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -323,3 +308,85 @@ def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
 def _sizes(a: Tensor) -> Tensor:
     """‖aᵢ‖²: (m, D) → (m,)."""
     return torch.linalg.vector_norm(a, dim=1).square()
+
+
+# How metrics read images: by rows, checked, whatever holds them
+
+
+class View:
+    """Some rows of a set of images (N, …), by their sorted indices (n,), read when asked for."""
+
+    def __init__(self, images: Images, rows: np.ndarray) -> None:
+        self.images, self.rows = images, rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, …)."""
+        return (len(self.rows), *self.images.shape[1:])
+
+    def __getitem__(self, index: Any) -> Any:
+        """The rows that `index`, a slice or a sorted array, selects among these."""
+        return self.images[self.rows[index]]
+
+
+def held(images: Images) -> Images:
+    """`images` in memory, for whoever reads them many times; as they are where that would take an eighth of it."""
+    if isinstance(images, Tensor | np.ndarray):
+        return images
+    if isinstance(images, View):
+        return View(held(images.images), images.rows)
+    if 8 * 4 * int(np.prod(images.shape, dtype=np.int64)) > psutil.virtual_memory().available:
+        return images
+    return torch.cat(list(in_chunks(images, PIECE)))
+
+
+def read(images: Images, index: Any, name: str) -> Tensor:
+    """The rows that `index`, a slice or a sorted array, selects, as floating-point numbers (n, …).
+
+    NaN or inf is a `DataError` that names the set, `name`, and the image.
+    """
+    rows = to_tensor(images[index])
+    if torch.isfinite(rows.flatten(1).sum(1)).all():  # any NaN or infinity would survive the sum
+        return rows
+    finite = torch.isfinite(rows.flatten(1)).all(1)
+    if not finite.all():
+        bad = np.arange(images.shape[0])[index][int((~finite).nonzero()[0])]
+        while isinstance(images, View):  # the number that it has in the user's own set
+            bad, images = images.rows[bad], images.images
+        raise DataError(
+            f"image {bad} of the {name} holds NaN or inf ({int((~finite).sum())} of the {len(rows)} images read "
+            "with it do): a mean over it says nothing. Mend what made it, or leave such images out and say how many."
+        )
+    return rows
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in float64, where it is or, if that device has no float64, on the CPU."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def random_rows(n: int, size: int, seed: int, *path: int | str) -> np.ndarray:
+    """`size` of the indices 0 … n − 1 without repetition, sorted, as a function of (seed, path)."""
+    return np.sort(torch.randperm(n, generator=generator(seed, *path))[:size].numpy())
+
+
+def require_comparable(x: Images, y: Images, names: tuple[str, str]) -> None:
+    """Refuse sets (N, …) whose images differ in shape, or that hold fewer than two."""
+    for images, name in zip((x, y), names, strict=True):
+        shape = tuple(getattr(images, "shape", ()))
+        if len(shape) < 2 or shape[0] < 2 or 0 in shape:
+            raise DataError(f"the {name} must be at least two images, first axis N; their shape is {shape}.")
+    if tuple(x.shape[1:]) != tuple(y.shape[1:]):
+        raise DataError(
+            f"the {names[0]} have shape {tuple(x.shape)} and the {names[1]} {tuple(y.shape)}: images of different "
+            "shape cannot be compared. Resize or crop one of them, or check the order of the axes (N, C, H, W)."
+        )
+
+
+def require_size(n: int, size: int, name: str) -> None:
+    """Refuse subsets of `size` out of `n` images where there are not as many."""
+    if not 2 <= size <= n:
+        raise DataError(
+            f"subsets of {size} images cannot be drawn from {n} {name}: "
+            f"bring more of them, or choose a size from 2 to {n}."
+        )

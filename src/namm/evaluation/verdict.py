@@ -22,11 +22,11 @@ Errors are bootstrap errors: of a mean ℓ in closed form, of √MMD² by resamp
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-from namm.formatting import html_table
+from namm.formatting import format_estimate, format_number, html_table
 
 Outcome = Literal["works", "no gain", "collapsed"]
 
@@ -107,8 +107,8 @@ class Verdict:
     @property
     def headline(self) -> str:
         """The outcome and the first reason for it, on one line."""
-        wanted = [finding for finding in self.findings if finding.holds == self.works] or self.findings
-        return f"{self.outcome}: {wanted[0].sentence}"
+        reasons = [finding for finding in self.findings if finding.holds == self.works] or self.findings
+        return f"{self.outcome}: {reasons[0].sentence}"
 
     def lines(self) -> list[str]:
         """The verdict as the terminal shows it: the outcome, the findings, what to try next."""
@@ -121,17 +121,23 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as plain values."""
-        return {
-            "outcome": self.outcome,
-            "findings": [{"holds": finding.holds, "sentence": finding.sentence} for finding in self.findings],
-            "next_steps": list(self.next_steps),
-        }
+        findings = [asdict(finding) for finding in self.findings]
+        return {"outcome": self.outcome, "findings": findings, "next_steps": list(self.next_steps)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `as_json`."""
         findings = tuple(Finding(bool(each["holds"]), str(each["sentence"])) for each in values["findings"])
         return cls(values["outcome"], findings, tuple(values.get("next_steps", ())))
+
+
+def _decide(lost: str | None, findings: Sequence[Finding], cures: Callable[[Outcome], list[str]]) -> Verdict:
+    """The verdict on images that are `lost`, if they are, or of which `findings` hold; else `cures` say what to try."""
+    if lost is not None:
+        return Verdict("collapsed", (Finding(False, lost), *findings), tuple(cures("collapsed")))
+    if all(finding.holds for finding in findings):
+        return Verdict("works", tuple(findings))
+    return Verdict("no gain", tuple(findings), tuple(cures("no gain")))
 
 
 # Samples against a baseline
@@ -154,18 +160,28 @@ def judge(
         map_figures: What the stage `map` measured, from which causes are told.
         repaired: The baseline's samples through f(g(·)), which may do better.
     """
-    findings: tuple[Finding, ...] = (
+    lost = _loss_of_images(ours.total_variation, ours.spread) or _loss_of_distribution(ours, baseline)
+    findings = (
         _distance_finding(ours, baseline, data),
         _mmd_finding(ours, baseline, data),
         _resemblance_finding(ours, baseline),
     )
-    lost = _loss_of_images(ours.total_variation, ours.spread) or _loss_of_distribution(ours, baseline)
-    if lost is not None:
-        outcome: Outcome = "collapsed"
-        findings = (Finding(False, lost), *findings)
-    else:
-        outcome = "works" if all(finding.holds for finding in findings) else "no gain"
-    return Verdict(outcome, findings, _next_steps(outcome, ours, baseline, data, map_figures, repaired))
+
+    def cures(outcome: Outcome) -> list[str]:
+        """What the symptoms call for, the likeliest cause first."""
+        steps = [_cure_of_a_collapse(ours, baseline)] if outcome == "collapsed" else []
+        learned = judge_map(map_figures) if map_figures is not None else None
+        if learned is not None and not learned.works:
+            steps += learned.next_steps
+        elif outcome == "no gain" and ours.distance - data.distance > GAIN * (baseline.distance - data.distance):
+            steps.append(_cure_of_no_gain(baseline, data))
+        if outcome == "no gain" and repaired is not None and judge(repaired, baseline, data).works:
+            steps.append("repair the baseline's samples by f(g(x)) instead: the row `repaired` works.")
+        if not steps:
+            steps.append("train the mirrored model longer (mdm.train.budget): its samples resemble the data less.")
+        return list(dict.fromkeys(steps))
+
+    return _decide(lost, findings, cures)
 
 
 def loses_images(total_variation: float, spread: float) -> bool:
@@ -178,8 +194,9 @@ def _loss_of_images(total_variation: float, spread: float) -> str | None:
     if not loses_images(total_variation, spread):
         return None
     return (
-        f"the images are lost: spread is {spread:.2g} and total variation {total_variation:.2g} of the data's, where "
-        f"less than {LEAST_SPREAD:g}, or outside {VARIATION[0]:g} to {VARIATION[1]:g}, is a collapse."
+        f"the images are lost: spread is {format_number(spread, '.2g')} and total variation "
+        f"{format_number(total_variation, '.2g')} of the data's, where less than {LEAST_SPREAD:g}, or outside "
+        f"{VARIATION[0]:g} to {VARIATION[1]:g}, is a collapse."
     )
 
 
@@ -188,39 +205,47 @@ def _loss_of_distribution(ours: Figures, baseline: Figures) -> str | None:
     if ours.mmd - LOST_MMD * baseline.mmd <= ERRORS * error:
         return None
     return (
-        f"the distribution is lost: √MMD² to held-out data is {ours.mmd:.3g}, more than twice the baseline's "
-        f"{baseline.mmd:.3g}."
+        f"the distribution is lost: √MMD² to held-out data is {format_number(ours.mmd)}, more than twice the "
+        f"baseline's {format_number(baseline.mmd)}."
     )
 
 
 def _distance_finding(ours: Figures, baseline: Figures, data: Figures) -> Finding:
     excess, reference = ours.distance - data.distance, baseline.distance - data.distance
-    figures = f"{ours.distance:.3g} against the baseline's {baseline.distance:.3g} and the data's {data.distance:.2g}"
+    means = (
+        f"mean ℓ is {format_number(ours.distance)} against the baseline's {format_number(baseline.distance)} and the "
+        f"data's {format_number(data.distance, '.2g')}"
+    )
     if reference <= 0:
-        return Finding(False, f"mean ℓ is {figures}: the baseline keeps the rule as well as the data.")
+        return Finding(False, f"{means}: the baseline keeps the rule as well as the data.")
     ratio = excess / reference
     error = math.hypot(ours.distance_error / reference, ratio * baseline.distance_error / reference)
-    return Finding(
-        ratio <= GAIN,
-        f"mean ℓ is {figures}: {ratio:.2f} ± {error:.2f} of the baseline's excess ({GAIN:g} or less is a gain).",
-    )
+    share = format_estimate(ratio, error, ".2f", ".2f")
+    return Finding(ratio <= GAIN, f"{means}: {share} of the baseline's excess ({GAIN:g} or less is a gain).")
 
 
 def _mmd_finding(ours: Figures, baseline: Figures, data: Figures) -> Finding:
     error = math.hypot(ours.mmd_error, baseline.mmd_error)
-    holds = ours.mmd <= NEAR_MMD * baseline.mmd or ours.mmd - baseline.mmd <= ERRORS * error
     return Finding(
-        holds,
-        f"√MMD² to held-out data is {ours.mmd:.3g} against the baseline's {baseline.mmd:.3g} ± {error:.1g}, and "
-        f"{data.mmd:.3g} of real images (at most {NEAR_MMD:g} times the baseline's, or within two errors, is as good).",
+        ours.mmd <= NEAR_MMD * baseline.mmd or ours.mmd - baseline.mmd <= ERRORS * error,
+        f"√MMD² to held-out data is {format_number(ours.mmd)} against the baseline's "
+        f"{format_estimate(baseline.mmd, error, error_spec='.1g')}, and {format_number(data.mmd)} of real images (at "
+        f"most {NEAR_MMD:g} times the baseline's, or within two errors, is as good).",
     )
 
 
 def _resemblance_finding(ours: Figures, baseline: Figures) -> Finding:
     return Finding(
         _are_near(ours, baseline),
-        f"total variation is {ours.total_variation:.2f} and spread {ours.spread:.2f} of the data's, the baseline's "
-        f"{baseline.total_variation:.2f} and {baseline.spread:.2f} (within {CLOSE:.0%}, or no further off, is right).",
+        f"{_resemblance(ours.total_variation, ours.spread)}, the baseline's "
+        f"{format_number(baseline.total_variation, '.2f')} and {format_number(baseline.spread, '.2f')} "
+        f"(within {CLOSE:.0%}, or no further off, is right).",
+    )
+
+
+def _resemblance(variation: float, spread: float) -> str:
+    return (
+        f"total variation is {format_number(variation, '.2f')} and spread {format_number(spread, '.2f')} of the data's"
     )
 
 
@@ -228,32 +253,6 @@ def _are_near(ours: "Figures | Watched", other: "Figures | Watched") -> bool:
     """Whether total variation and spread are within 15 % of the data's, or no further off than the other's."""
     pairs = ((ours.total_variation, other.total_variation), (ours.spread, other.spread))
     return all(abs(value - 1) <= max(CLOSE, abs(allowed - 1)) for value, allowed in pairs)
-
-
-def _next_steps(
-    outcome: Outcome,
-    ours: Figures,
-    baseline: Figures,
-    data: Figures,
-    map_figures: Mapping[str, Any] | None,
-    repaired: Figures | None,
-) -> tuple[str, ...]:
-    """What the symptoms call for, the likeliest cause first."""
-    if outcome == "works":
-        return ()
-    steps: list[str] = []
-    if outcome == "collapsed":
-        steps.append(_cure_of_a_collapse(ours, baseline))
-    learned = judge_map(map_figures) if map_figures is not None else None
-    if learned is not None and not learned.works:
-        steps += learned.next_steps
-    elif outcome == "no gain" and ours.distance - data.distance > GAIN * (baseline.distance - data.distance):
-        steps.append(_cure_of_no_gain(baseline, data))
-    if outcome == "no gain" and repaired is not None and judge(repaired, baseline, data).works:
-        steps.append("repair the baseline's samples by f(g(x)) instead: the row `repaired` works.")
-    if outcome == "no gain" and not steps:
-        steps.append("train the mirrored model longer (mdm.train.budget): its samples resemble the data less.")
-    return tuple(dict.fromkeys(steps))
 
 
 def _cure_of_a_collapse(ours: Figures, baseline: Figures) -> str:
@@ -290,47 +289,41 @@ def judge_map(figures: Mapping[str, Any]) -> Verdict:
     """The verdict on a map by itself, from what `measure` found on held-out images."""
     left, cycle = noise_left(figures), float(figures["cycle_error"])
     variation, spread = float(figures["total_variation"]), float(figures["spread"])
-    findings = [
+    noise, after, data = (figures[f"distance_{name}"] for name in ("noise", "map", "data"))
+    cycle_shown = format_number(cycle, ".2g")
+    findings = (
         Finding(
             left <= LEFT,
-            f"f leaves {left:.2f} of the ℓ that noise adds: {figures['distance_noise']:.3g} with noise, "
-            f"{figures['distance_map']:.3g} after f, the data's own is {figures['distance_data']:.2g} "
-            f"({LEFT:g} or less is useful).",
+            f"f leaves {format_number(left, '.2f')} of the ℓ that noise adds: {format_number(noise)} with noise, "
+            f"{format_number(after)} after f, the data's own is {format_number(data, '.2g')} ({LEFT:g} or less is "
+            "useful).",
         ),
-        Finding(cycle <= CYCLE, f"the cycle error |x − f(g(x))| is {cycle:.2g} of |x| ({CYCLE:g} or less is right)."),
+        Finding(cycle <= CYCLE, f"the cycle error |x − f(g(x))| is {cycle_shown} of |x| ({CYCLE:g} or less is right)."),
         Finding(
             all(MAP_RANGE[0] <= ratio <= MAP_RANGE[1] for ratio in (variation, spread)),
-            f"with noise of σ_max total variation is {variation:.2f} and spread {spread:.2f} of the data's "
-            f"({MAP_RANGE[0]:.2f} to {MAP_RANGE[1]:g} is right).",
+            f"with noise of σ_max {_resemblance(variation, spread)} ({MAP_RANGE[0]:.2f} to {MAP_RANGE[1]:g} is right).",
         ),
-    ]
+    )
     lost = _loss_of_images(min(variation, 1.0), spread)  # noise that f passes on hides the images, but loses none
     if lost is None and not cycle <= LOST_CYCLE:
-        lost = f"the images are lost: f(g(x)) is off by {cycle:.2g} of |x|."
-    if lost is not None:
-        outcome: Outcome = "collapsed"
-        findings.insert(0, Finding(False, lost))
-    else:
-        outcome = "works" if all(finding.holds for finding in findings) else "no gain"
-    return Verdict(outcome, tuple(findings), _map_cures(outcome, left, cycle, variation, spread))
+        lost = f"the images are lost: f(g(x)) is off by {cycle_shown} of |x|."
 
+    def cures(outcome: Outcome) -> list[str]:
+        steps = []
+        if max(variation, spread) > MAP_RANGE[1]:
+            steps.append("use less noise (map.sigma_max): f passes it on, so it is large for these images.")
+        elif not min(variation, spread) >= MAP_RANGE[0]:
+            steps.append("give the rule less weight (map.weights.constraint): f smooths the images to keep it.")
+        if not cycle <= CYCLE:
+            steps.append("train the map longer (map.train.budget), or give the cycle more weight (map.weights.cycle).")
+        if not left <= LEFT:
+            steps.append(
+                "give the rule more weight (map.weights.constraint) or train the map longer (map.train.budget): "
+                "f has not learned it. A rule about the whole image needs less noise (map.sigma_max)."
+            )
+        return steps
 
-def _map_cures(outcome: Outcome, left: float, cycle: float, variation: float, spread: float) -> tuple[str, ...]:
-    if outcome == "works":
-        return ()
-    steps = []
-    if max(variation, spread) > MAP_RANGE[1]:
-        steps.append("use less noise (map.sigma_max): f passes it on, so it is large for these images.")
-    elif not min(variation, spread) >= MAP_RANGE[0]:
-        steps.append("give the rule less weight (map.weights.constraint): f smooths the images to keep it.")
-    if not cycle <= CYCLE:
-        steps.append("train the map longer (map.train.budget), or give the cycle more weight (map.weights.cycle).")
-    if not left <= LEFT:
-        steps.append(
-            "give the rule more weight (map.weights.constraint) or train the map longer (map.train.budget): "
-            "f has not learned it. A rule about the whole image needs less noise (map.sigma_max)."
-        )
-    return tuple(steps)
+    return _decide(lost, findings, cures)
 
 
 # An f that is trained further

@@ -4,9 +4,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from namm.experiments import recipes
-from namm.experiments.engine.data_settings import Data, Rule
-from namm.experiments.engine.experiment import Experiment, Reported, Scores
-from namm.experiments.engine.settings import FinetuneSettings, ForwardSettings, Settings
+from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule, Scores
+from namm.experiments.engine.settings import (
+    FinetuneSettings,
+    ForwardSettings,
+    InverseSettings,
+    MapSettings,
+    Settings,
+    WeightSettings,
+)
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
@@ -80,36 +86,29 @@ REPORTED = Reported(
 )
 
 
-def _demo() -> Settings:
-    """Budgets as time, so that the whole run takes minutes anywhere; many small steps, which need clipping."""
-    s = recipes.demo(BurgersData(2000, 256, 1024, size=32, dt=0.05), REPORTED.weight)
-    small = replace(s.map.train, batch_size=8, learning_rate=1.5e-3, clip=1.0)
-    return replace(
-        s,
-        map=replace(s.map, f=replace(s.map.f, boundary="circular"), train=replace(small, budget="0.75 minutes")),
-        finetune=replace(s.finetune, train=replace(s.finetune.train, budget="0.2 minutes", clip=1.0)),
-    )
-
-
 def _gpu() -> Settings:
-    """About three minutes of an H200's compute for either side, most of them the model's; a map of many small steps.
+    """About three minutes of an H200's compute for either side, most of them the model's; measured in RESULTS.md.
 
-    Half the filters of f learn as much in the same time, and bear a larger rate. Space is periodic, time is not: an f
-    that wraps both is wrong in the first and last columns. Samples this good need little mending, so there is little
-    noise, a small g does, and f is finetuned long and near them, with more weight on the rule. Budgets are steps, so
-    that a busy machine, or another, learns as much. Why each is so: docs/choices.md.
+    f is the paper's network in a form that RESULTS.md was measured with: half its filters learn as much in the same
+    time and bear a larger rate, and space is periodic while time is not. Samples this good need little mending, so
+    there is little noise, a small g does, and f is finetuned long and near them, with more weight on the rule. Budgets
+    are steps, so that a busy machine, or another, learns as much. Why each is so: docs/choices.md.
     """
-    s = recipes.gpu(BurgersData(10_000, 500, 10_000), REPORTED.weight)
-    f = replace(s.map.f, filters=32, boundary="cylinder")
-    maps = replace(s.map.train, budget="6000 steps", batch_size=32, learning_rate=3e-4)
-    tuning = replace(maps, budget="10000 steps", learning_rate=2e-4, milestones=s.finetune.train.milestones)
-    weights = replace(s.finetune.weights, constraint=20 * REPORTED.weight)
+    s = recipes.gpu(BurgersData(10_000, 500, 10_000))
+    f = InverseSettings(
+        filters=32, normalisation="none", dropout=0.0, skip=True, activation="none", boundary="cylinder"
+    )
+    train = replace(s.map.train, budget="6000 steps", learning_rate=3e-4)
+    tuning = replace(train, budget="10000 steps", learning_rate=2e-4, milestones=4)
+    weights = WeightSettings(constraint=5.0, cycle=1.0)
+    maps = MapSettings(
+        ForwardSettings(layers=2, filters=16), f, sigma_max=0.02, weights=weights, regulariser="identity", train=train
+    )
     return replace(
         s,
-        map=replace(s.map, g=ForwardSettings(layers=2, filters=16), f=f, sigma_max=0.02, train=maps),
+        map=maps,
         mdm=replace(s.mdm, train=replace(s.mdm.train, budget="6500 steps")),
-        samples=replace(s.samples, n=6400),
-        finetune=FinetuneSettings(0.005, weights, tuning),
+        finetune=FinetuneSettings(0.005, replace(weights, constraint=20.0), tuning),
         evaluate=replace(s.evaluate, n=10_000, n_fid=10_000, sampler=replace(s.evaluate.sampler, steps=50)),
     )
 
@@ -119,7 +118,7 @@ EXPERIMENT = Experiment(
     BurgersData,
     BurgersRule,
     presets={
-        "demo": _demo(),
+        "demo": recipes.demo(BurgersData(2000, 256, 1024, size=32, dt=0.05)),
         "gpu": _gpu(),
         "paper": recipes.paper(BurgersData(10_000, 1000, 50_000), REPORTED.weight, epochs=(100, 300, 700, 1500)),
     },

@@ -4,14 +4,13 @@ The rule of a run is a network that the run itself trains, in its stage `data`, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from namm.errors import UsageError
 from namm.experiments import recipes
-from namm.experiments.engine.data_settings import Data, Rule, RuleFiles
-from namm.experiments.engine.experiment import Experiment, Reported, Scores
+from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule, RuleFiles, Scores
 from namm.experiments.engine.settings import InverseSettings
 
 if TYPE_CHECKING:
@@ -148,21 +147,15 @@ def make_counter(data: CountData, path: Path, *, progress: bool = True) -> "Coun
     """The counter that `data` describe, trained, trained further or read back; every process calls this."""
     from namm.training.counter import COUNTER_SETTINGS, train_counter
 
-    asked = data.counter_training
-    settings = replace(
-        COUNTER_SETTINGS,
-        budget=asked.budget,
-        batch_size=asked.batch_size,
-        warmup_steps=asked.warmup_steps,
-        seed=asked.seed,
-    )
+    training = asdict(data.counter_training)
+    n_train, n_val = training.pop("n_train"), training.pop("n_val")
     return train_counter(
         path,
         size=data.size,
         labels=data.labels,
-        n_train=asked.n_train,
-        n_val=asked.n_val,
-        settings=settings,
+        n_train=n_train,
+        n_val=n_val,
+        settings=replace(COUNTER_SETTINGS, **training),
         like={name: value for name, value in data.recipe.items() if name not in ("size", "count")},
         progress=progress,
     )
@@ -181,8 +174,8 @@ EXPERIMENT = Experiment(
     CountData,
     CountRule,
     presets={
-        "demo": recipes.demo(CountData(1000, 128, 1024, size=64, counter_training=QUICK), REPORTED.weight),
-        "gpu": recipes.gpu(CountData(10_000, 500, 5000), REPORTED.weight),
+        "demo": recipes.demo(CountData(1000, 128, 1024, size=64, counter_training=QUICK)),
+        "gpu": recipes.gpu(CountData(10_000, 500, 5000)),
         "paper": recipes.paper(
             CountData(10_000, 1000, 50_000),
             REPORTED.weight,

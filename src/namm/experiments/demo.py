@@ -4,23 +4,22 @@ What is run is `namm run burgers` with the preset `demo`. Here are only the word
 that goes through the same motions and learns nothing.
 """
 
-import json
 import shlex
 import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-from namm.evaluation.milestone import Milestone, half_way
 from namm.evaluation.verdict import Verdict
 from namm.experiments.burgers import BurgersData
 from namm.experiments.engine.folder import SETTINGS, Record, is_done
-from namm.experiments.engine.judgement import METRICS, run_verdict
-from namm.experiments.engine.run import Tell, run
-from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings, Settings, with_seed
+from namm.experiments.engine.run import Logger, run
+from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings, with_seed
 from namm.experiments.engine.settings_file import changes, to_yaml
 from namm.experiments.engine.stages import MAIN_LINE, stage_keys, stages_until
+from namm.experiments.engine.stages.evaluate import run_verdict
 from namm.experiments.engine.stages.report import FILE
 from namm.experiments.presets import Preset, preset
+from namm.formatting import format_number
 from namm.training.settings import TrainSettings
 
 INTRODUCTION = (
@@ -40,14 +39,13 @@ ABOUT = {
     "evaluate": "Drawing new samples of both, and comparing them with real images that nobody was trained on.",
     "report": "Writing all this on one page.",
 }
-FOUND = {
-    "data": "{images} images of {shape}; their own mean ℓ is {distance_mean:.1g}, which is rounding",
-    "map": "{steps} steps; on held-out images noise makes a mean ℓ of {distance_noise:.2g}, and the same noise, added "
-    "in mirror space and brought back by f, {distance_map:.2g}",
+FINDINGS = {
+    "data": "{images} images of {shape}; their own mean ℓ is {distance_mean}, which is rounding",
+    "map": "{steps} steps; on held-out images noise makes a mean ℓ of {distance_noise}, and the same noise, added "
+    "in mirror space and brought back by f, {distance_map}",
     "mdm": "{steps} steps",
-    "samples": "{samples} samples; brought back by f they have a mean ℓ of {distance_mean:.2g}",
-    "finetune": "{steps} steps; on held-out samples mean ℓ went from {distance_samples_before:.2g} to "
-    "{distance_samples:.2g}",
+    "samples": "{samples} samples; brought back by f they have a mean ℓ of {distance_mean}",
+    "finetune": "{steps} steps; on held-out samples mean ℓ went from {distance_samples_before} to {distance_samples}",
     "dm": "{steps} steps",
     "evaluate": "compute was {compute}",
 }
@@ -55,14 +53,14 @@ WIDTH = 100
 """Letters in a line."""
 
 
-def demo(folder: str | Path, *, seed: int = 0, quick: bool = False, tell: Tell = print, progress: bool = True) -> Path:
+def demo(folder: str | Path, *, seed: int = 0, quick: bool = False, log: Logger = print, progress: bool = True) -> Path:
     """Run everything, or what is missing of it, and tell what happens; returns the path of the report.
 
     Args:
-        folder: Of the run; one that was interrupted goes on, a finished one is told again.
-        seed: Of data, trainings and samples.
+        folder: Folder of the run; one that was interrupted goes on, a finished one is told again.
+        seed: Seed of data, trainings and samples.
         quick: Shrink everything to seconds.
-        tell: Called with what is to be printed.
+        log: Called with what is to be printed.
         progress: Show progress bars.
     """
     folder, chosen = Path(folder), preset("burgers", "demo")
@@ -70,46 +68,42 @@ def demo(folder: str | Path, *, seed: int = 0, quick: bool = False, tell: Tell =
     settings = with_seed(chosen.settings, seed)
     chosen = replace(chosen, settings=settings)
     stages, keys = stages_until(MAIN_LINE, settings), stage_keys(settings)
+    budgets = {name: f" ({getattr(settings, name).train.budget})" for name in ("map", "mdm", "finetune")}
 
     text = to_yaml(chosen)
     if (folder / SETTINGS).exists() and (before_text := (folder / SETTINGS).read_text()) != text:
-        tell(_filled(f"settings changed since the last call: {changes(before_text, text)}"))
-    tell(_filled(INTRODUCTION))
+        log(_filled(f"settings changed since the last call: {changes(before_text, text)}"))
+    log(_filled(INTRODUCTION))
+    records: dict[str, Record] = {}
     for k, stage in enumerate(stages, 1):
-        tell("\n" + _filled(f"{k} of {len(stages)}, {stage.name}{_budget(settings, stage.name)}: {ABOUT[stage.name]}"))
-        before = is_done(folder / stage.name, keys[stage.name])
+        name = stage.name
+        log("\n" + _filled(f"{k} of {len(stages)}, {name}{budgets.get(name, '')}: {ABOUT[name]}"))
+        before = is_done(folder / name, keys[name])
         # It goes to its end whatever comes of it: budgets are minutes, and on a busy machine a map may be poor.
-        record = run(chosen, folder, until=stage.name, tell=_silent, progress=progress, force=True)[stage.name]
-        tell(_filled(f"{'done before, ' if before else ''}{_outcome(stage.name, record)}.", "    "))
-        if stage.gate and record.verdict is not None:
-            tell(_filled(f"The verdict on it is {Verdict.from_json(record.verdict).headline}", "    "))
+        records = run(chosen, folder, until=name, log=lambda line: None, progress=progress, force=True)
+        log(_filled(f"{'done before, ' if before else ''}{_outcome(name, records[name])}.", "    "))
+        if stage.gate and (judged := records[name].verdict) is not None:
+            log(_filled(f"The verdict on it is {Verdict.from_json(judged).headline}", "    "))
     verdict = run_verdict(folder)
     assert verdict is not None  # the evaluation is complete
-    tell("\n" + "\n".join(_filled(line, "    " if k else "") for k, line in enumerate(verdict.lines())))
-    if half := _half_way(folder):
-        tell(_filled(half))
-    tell(f"\nNext:\n{_next(folder)}\n")
+    log("\n" + "\n".join(_filled(line, "    " if k else "") for k, line in enumerate(verdict.lines())))
+    if (half := records["evaluate"].results.get("distance_baseline_half_way")) is not None:
+        log(_filled(f"Half-way through its training the baseline's mean ℓ was {format_number(half)}."))
+    log(f"\nNext:\n{_next(folder)}\n")
     path = folder / MAIN_LINE / FILE
-    tell(f"The report, with pictures: {path}")
+    log(f"The report, with pictures: {path}")
     return path
-
-
-def _half_way(folder: Path) -> str:
-    """What the second half of its compute brought the baseline, where that was measured."""
-    metrics = json.loads((folder / "evaluate" / METRICS).read_text())
-    half = half_way([Milestone(**each) for each in metrics["milestones"].get("dm", ())])
-    return "" if half is None else f"Half-way through its training the baseline's mean ℓ was {half.mean:.3g}."
-
-
-def _silent(line: str) -> None:
-    """Stages are told about here, in other words."""
 
 
 def _outcome(stage: str, record: Record) -> str:
     """How long a stage took, and what it found."""
     compute = f", {record.compute_seconds:.0f} s of it compute" if record.compute_seconds else ""
-    found = f": {FOUND[stage].format(**record.results)}" if stage in FOUND else ""
-    return f"{record.seconds:.0f} s{compute}{found}"
+    results = {
+        name: format_number(value, ".2g") if isinstance(value, float) else value
+        for name, value in record.results.items()
+    }
+    findings = f": {FINDINGS[stage].format(**results)}" if stage in FINDINGS else ""
+    return f"{record.seconds:.0f} s{compute}{findings}"
 
 
 def _next(folder: Path) -> str:
@@ -128,12 +122,6 @@ def _next(folder: Path) -> str:
 
 def _filled(text: str, indent: str = "") -> str:
     return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
-
-
-def _budget(settings: Settings, stage: str) -> str:
-    """How long a training is to take, where that is known."""
-    parts = {"map": settings.map.train, "mdm": settings.mdm.train, "finetune": settings.finetune.train}
-    return f" ({parts[stage].budget})" if stage in parts else ""
 
 
 def shrunk(chosen: Preset) -> Preset:

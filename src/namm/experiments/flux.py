@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from namm.experiments import recipes
-from namm.experiments.engine.data_settings import Data, Rule
-from namm.experiments.engine.experiment import Experiment, Reported, Scores
+from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule, Scores
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
@@ -61,8 +60,8 @@ EXPERIMENT = Experiment(
     FluxData,
     FluxRule,
     presets={
-        "demo": recipes.demo(FluxData(2048, 256, 1024, size=32), REPORTED.weight),
-        "gpu": recipes.gpu(FluxData(20_000, 500, 10_000), REPORTED.weight),
+        "demo": recipes.demo(FluxData(2048, 256, 1024, size=32)),
+        "gpu": recipes.gpu(FluxData(20_000, 500, 10_000)),
         "paper": recipes.paper(
             FluxData(100_000, 100, 10_000), REPORTED.weight, epochs=(30, 200, 1000, 450), reference="train"
         ),

@@ -1,12 +1,12 @@
 """An experiment of the user's own: images in a file, a rule in a module, and the numbers to begin with.
 
-The paper gives σ_max and λ for its five rules. For a rule that nobody has seen they are measured, on the images:
+The maps of the presets `demo` and `gpu` see standardised images, and choose σ_max and λ by trials before they are
+trained (`namm.training.tune`). The paper gives both for its five rules; its preset takes, for a rule of the user's own,
 
     σ_max = 0.4 · standard deviation of the pixels
     λ     = 10 · σ_max / mean ℓ(x + σ_max z),   z ~ N(0, I)
 
-In the demos of the five σ_max is 0.2 to 0.7 standard deviations and λ ℓ(x + σ_max z) 1 to 40 times σ_max; these are
-about their geometric means, and other units of x or of ℓ lead to the same map.
+so that other units of x or of ℓ lead to the same map.
 """
 
 import os
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from namm.errors import ConstraintError, UsageError
 from namm.experiments import recipes
-from namm.experiments.engine.data_settings import PLACE, Data, Rule
-from namm.experiments.engine.experiment import UNREPORTED, Experiment
+from namm.experiments.engine.experiment import PLACE, UNREPORTED, Data, Experiment, Rule
 from namm.experiments.engine.settings import InverseSettings, Settings
+from namm.formatting import format_number
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from namm.constraints import Constraint, ConstraintReport
-    from namm.datasets.own import OwnFile, OwnImages
+    from namm.datasets.user_files import OwnFile, OwnImages
 
 MEASURED = 256
 """Images on which a rule is tried before anything else is done."""
@@ -36,7 +36,7 @@ WEIGHTS = (1e-30, 1e30)
 USUAL = (0.05, 5.0)
 """Standard deviations of pixels that networks with these rates learn from without trouble."""
 
-Tell = Callable[[str], None]
+Logger = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class OwnData(Data):
 
     def build(self) -> "OwnImages":
         """The images of a file that has been looked at."""
-        from namm.datasets.own import OwnImages
+        from namm.datasets.user_files import OwnImages
 
         channels, height, width = self.shape
         return OwnImages(Path(self.file), self.key, self.layout, self.content, (channels, height, width), self.sizes)
@@ -134,8 +134,8 @@ EXPERIMENT = Experiment(
     OwnData,
     OwnRule,
     presets={
-        "demo": _preset(recipes.demo(OwnData(), UNREPORTED.weight)),
-        "gpu": _preset(recipes.gpu(OwnData(), UNREPORTED.weight)),
+        "demo": _preset(recipes.demo(OwnData())),
+        "gpu": _preset(recipes.gpu(OwnData())),
         "paper": _preset(PAPER),
     },
 )
@@ -144,44 +144,84 @@ EXPERIMENT = Experiment(
 # The numbers to begin with
 
 
-def prepare(asked: Settings, given: Collection[str], tell: Tell, *, from_file: bool = False) -> Settings:
+def prepare(asked: Settings, given: Collection[str], log: Logger, *, from_file: bool = False) -> Settings:
     """`asked` with what its file and rule tell, and, where its file is looked at first, with numbers that suit them.
 
     Args:
         asked: What the user asks for.
         given: Names of the settings that the user gave: these stay, whatever is measured.
-        tell: Called with what was found and chosen.
+        log: Called with what was found and chosen.
         from_file: Whether a file names the rule, and not the user: it is then refused unless it is trusted.
 
     Everything that can be wrong with file and rule is refused here, before anything is computed.
     """
     from namm.datasets.batches import check_values
-    from namm.datasets.own import look
+    from namm.datasets.user_files import content_hash, look
     from namm.evaluation import picture_for
     from namm.experiments.engine.build import device, placed
     from namm.experiments.engine.user_rule import blamed_on
 
     data, rule = _checked(asked.data, from_file)
-    if not Path(data.file).exists() and data.content:  # a run has its own copy, and goes on without the file
+    is_new = not data.content
+    if not Path(data.file).exists() and not is_new:  # a run has its own copy, and goes on without the file
         return replace(asked, data=data)
-    found = look(Path(data.file), data.key, data.layout)
-    measure, data = not data.content, _filled(data, found)
-    tell(_described(data, found))
-    some = _some(data)
+    file = look(Path(data.file), data.key, data.layout)
+    sizes: dict[str, Any] = {f"n_{split}": n for split, n in file.sizes(data.sizes).items()}
+    layout = cast(Any, file.layout)
+    data = replace(data, **sizes, layout=layout, shape=file.shape, content=content_hash(file.path))
+    log(_described(data, file))
+    some = data.build().images(data.seed, "train", 0, min(MEASURED, data.n_train))
     for note in check_values(some, "images"):
-        tell(note)
-    if not USUAL[0] <= _spread(some) <= USUAL[1]:
-        tell(f"the pixels' standard deviation is {_spread(some):.2g}: maps learn best near 1, so scale the images")
-    keeps = not measure or "map.sigma_max" in given
-    sigma = asked.map.sigma_max if keeps else _rounded(NOISE * _spread(some))
+        log(note)
+    spread = float(some.std(correction=0))
+    if not asked.map.standardise and not USUAL[0] <= spread <= USUAL[1]:
+        size = format_number(spread, ".2g")
+        log(f"the pixels' standard deviation is {size}: maps learn best near 1, so scale the images")
+    is_chosen = not is_new or asked.map.standardise or "map.sigma_max" in given
+    sigma = asked.map.sigma_max if is_chosen else _rounded(NOISE * spread)
     with blamed_on(data.constraint):
-        report = _tried(placed(rule), some.to(device()), sigma / _spread(some))
+        report = _tried(placed(rule), some.to(device()), sigma if asked.map.standardise else sigma / spread)
     report.require_obeyed()
     report.require_active()
     if asked.evaluate.kid_subsets or asked.evaluate.n_fid:
         picture_for(rule)(some[:2])  # refuses images that Inception cannot be shown
     settled = replace(asked, data=data)
-    return _fitted(settled, given, sigma, report, tell) if measure else settled
+    return _fitted(settled, given, sigma, report, log) if is_new else settled
+
+
+def _checked(data: Any, from_file: bool) -> tuple[OwnData, "Constraint"]:
+    """The data with absolute paths and the rule's hash, and the rule."""
+    from namm.experiments.engine.rule_source import locate
+    from namm.experiments.engine.user_rule import allow, require_trusted, rule_from
+
+    if not isinstance(data, OwnData) or not data.file or not data.constraint:
+        raise UsageError("an experiment of your own needs images and a rule: --data FILE --constraint module:name.")
+    if ":" not in data.constraint:
+        raise UsageError(
+            f"--constraint takes module:name, not {data.constraint!r}; for a rule of ours write a module of two lines: "
+            "from namm import TotalFlux; rule = TotalFlux(120.0)."
+        )
+    source = locate(data.constraint, data.folder)
+    if from_file:
+        require_trusted(source, data.constraint)
+    else:
+        allow(source, data.constraint)
+    rule = rule_from(data.constraint, source)
+    is_here = source.file is not None and source.file.is_relative_to(os.getcwd())
+    folder = os.getcwd() if is_here else data.folder
+    return replace(data, file=str(Path(data.file).resolve()), folder=folder, source=source.code_hash), rule
+
+
+def _described(data: OwnData, file: "OwnFile") -> str:
+    """What there is in the file, and how it is split."""
+    from namm.datasets.base import SPLITS
+
+    counts = ", ".join(f"{n} for {split}" for split, n in data.sizes.items())
+    shared = [split for split in SPLITS if file.sharing(split) != [split]]
+    lacks = "has no splits" if len(shared) == len(SPLITS) else f"has no {' and no '.join(shared[1:])}"
+    how = f": it {lacks}, and is split at random (data.seed {data.seed})" if shared else ": its own splits"
+    layout = f" ({data.layout})" if data.layout else ""
+    return f"{file.path.name} holds images of {'×'.join(map(str, data.shape))}{layout}, {counts}{how}"
 
 
 def _tried(rule: "Constraint", some: "Tensor", noise: float) -> "ConstraintReport":
@@ -205,85 +245,34 @@ def _tried(rule: "Constraint", some: "Tensor", noise: float) -> "ConstraintRepor
     return rule.check(some, noise=noise)
 
 
-def _checked(data: Any, from_file: bool) -> tuple[OwnData, "Constraint"]:
-    """The data with absolute paths and the rule's hash, and the rule."""
-    from namm.experiments.engine.rule_source import locate
-    from namm.experiments.engine.trust import allow, require_trusted
-    from namm.experiments.engine.user_rule import rule_from, source_hash
+def _fitted(asked: Settings, given: Collection[str], sigma: float, report: "ConstraintReport", log: Logger) -> Settings:
+    """σ_max, λ and the size of the evaluation's subsets, where they were not given.
 
-    if not isinstance(data, OwnData) or not data.file or not data.constraint:
-        raise UsageError("an experiment of your own needs images and a rule: --data FILE --constraint module:name.")
-    if ":" not in data.constraint:
-        raise UsageError(
-            f"--constraint takes module:name, not {data.constraint!r}; for a rule of ours write a module of two lines: "
-            "from namm import TotalFlux; rule = TotalFlux(120.0)."
-        )
-    source = locate(data.constraint, data.folder)
-    if from_file:
-        require_trusted(source, data.constraint)
-    else:
-        allow(source, data.constraint)
-    rule = rule_from(data.constraint, source)
-    inside = source.file is not None and source.file.is_relative_to(os.getcwd())
-    folder, code = os.getcwd() if inside else data.folder, source_hash(source)
-    return replace(data, file=str(Path(data.file).resolve()), folder=folder, source=code), rule
-
-
-def _filled(data: OwnData, found: "OwnFile") -> OwnData:
-    from namm.datasets.own import content_hash
-
-    n = found.sizes(data.sizes)
-    return replace(
-        data,
-        n_train=n["train"],
-        n_val=n["val"],
-        n_test=n["test"],
-        layout=cast(Any, found.layout),
-        shape=found.shape,
-        content=content_hash(found.path),
-    )
-
-
-def _described(data: OwnData, found: "OwnFile") -> str:
-    """What there is in the file, and how it is split."""
-    from namm.datasets.base import SPLITS
-
-    counts = ", ".join(f"{n} for {split}" for split, n in data.sizes.items())
-    shared = [split for split in SPLITS if found.sharing(split) != [split]]
-    lacks = "has no splits" if len(shared) == len(SPLITS) else f"has no {' and no '.join(shared[1:])}"
-    how = f": it {lacks}, and is split at random (data.seed {data.seed})" if shared else ": its own splits"
-    layout = f" ({data.layout})" if data.layout else ""
-    return f"{found.path.name} holds images of {'×'.join(map(str, data.shape))}{layout}, {counts}{how}"
-
-
-def _some(data: OwnData) -> "Tensor":
-    return data.build().images(data.seed, "train", 0, min(MEASURED, data.n_train))
-
-
-def _spread(some: "Tensor") -> float:
-    return float(some.std(correction=0))
-
-
-def _fitted(asked: Settings, given: Collection[str], sigma: float, report: "ConstraintReport", tell: Tell) -> Settings:
-    """σ_max, λ and the size of the evaluation's subsets, where they were not given."""
-    weight = asked.map.weights.constraint if "map.weights.constraint" in given else _weight(report, sigma)
+    A map of standardised images chooses the first two by trials, in its own stage.
+    """
+    usual = _weight(report, sigma)
     most = min(asked.data.n_train, asked.data.n_test)
     subset = asked.evaluate.subset if "evaluate.subset" in given else min(asked.evaluate.subset, most)
-    noisy = f"{report.noisy_mean:.2g} with noise of σ_max = {sigma:g}"
-    tell(
-        f"{report.name}: ℓ is {report.mean:.2g} on the data and {noisy}; λ = {weight:g}"
-        + (f"; √MMD² over subsets of {subset} images" if subset < asked.evaluate.subset else "")
-    )
-    later = asked.finetune.sigma_max if "finetune.sigma_max" in given else sigma
-    weights = asked.finetune.weights
+    clean, noisy = (format_number(mean, ".2g") for mean in (report.mean, report.noisy_mean))
+    smaller = f"; √MMD² over subsets of {subset} images" if subset < asked.evaluate.subset else ""
+    asked = replace(asked, evaluate=replace(asked.evaluate, subset=subset))
+    maps, later = asked.map, asked.finetune
+    if maps.standardise:
+        log(f"{report.name}: ℓ is {clean} on the data and {noisy} with noise of {sigma:g} of their spread{smaller}")
+        tuned = not {"map.sigma_max", "map.weights.constraint", "map.noise"} & set(given)
+        if "finetune.sigma_max" not in given:
+            later = replace(later, sigma_max=maps.sigma_max / 4)
+        if "finetune.weights.constraint" not in given:
+            later = replace(later, weights=replace(later.weights, constraint=maps.weights.constraint))
+        return replace(asked, map=replace(maps, tune=tuned and maps.weights.relative), finetune=later)
+    weight = maps.weights.constraint if "map.weights.constraint" in given else usual
+    log(f"{report.name}: ℓ is {clean} on the data and {noisy} with noise of σ_max = {sigma:g}; λ = {weight:g}{smaller}")
+    if "finetune.sigma_max" not in given:
+        later = replace(later, sigma_max=sigma)
     if "finetune.weights.constraint" not in given:
-        weights = replace(weights, constraint=weight)
-    return replace(
-        asked,
-        map=replace(asked.map, sigma_max=sigma, weights=replace(asked.map.weights, constraint=weight)),
-        finetune=replace(asked.finetune, sigma_max=later, weights=weights),
-        evaluate=replace(asked.evaluate, subset=subset),
-    )
+        later = replace(later, weights=replace(later.weights, constraint=weight))
+    maps = replace(maps, sigma_max=sigma, weights=replace(maps.weights, constraint=weight))
+    return replace(asked, map=maps, finetune=later)
 
 
 def _weight(report: "ConstraintReport", sigma: float) -> float:
@@ -292,9 +281,9 @@ def _weight(report: "ConstraintReport", sigma: float) -> float:
     if WEIGHTS[0] <= weight <= WEIGHTS[1]:
         return weight
     raise ConstraintError(
-        f"ℓ of {report.name} is {report.noisy_mean:.2g} on images with noise of σ_max = {sigma:g}, which asks for "
-        f"λ = {weight:g}, and float32 cannot train with that: multiply ℓ by {1 / report.noisy_mean:.0e} in the rule, "
-        "so that it is near 1 there."
+        f"ℓ of {report.name} is {format_number(report.noisy_mean, '.2g')} on images with noise of σ_max = {sigma:g}, "
+        f"which asks for λ = {weight:g}, and float32 cannot train with that: multiply ℓ by {1 / report.noisy_mean:.0e} "
+        "in the rule, so that it is near 1 there."
     )
 
 

@@ -53,23 +53,21 @@ def find(name: str) -> Experiment:
     """The experiment of that name; a misspelt name is answered with the nearest."""
     require_name(name, (*EXPERIMENTS, OWN), "experiment")
     entry = EXPERIMENTS.get(name, "namm.experiments.own")
-    if isinstance(entry, Experiment):
-        return entry
-    found: Experiment = import_module(entry).EXPERIMENT
-    return found
+    experiment: Experiment = import_module(entry).EXPERIMENT if isinstance(entry, str) else entry
+    return experiment
 
 
 def preset(experiment: str, name: str = "demo") -> Preset:
     """The preset of that name; a misspelt name is answered with the nearest."""
-    found = find(experiment)
-    require_name(name, found.presets, "preset")
-    return Preset(experiment, name, found.presets[name], found.reported)
+    declared = find(experiment)
+    require_name(name, declared.presets, "preset")
+    return Preset(experiment, name, declared.presets[name], declared.reported)
 
 
-def require_name(name: str, known: Collection[str], kind: str) -> str:
+def require_name(name: str, known: Collection[str], kind: str, where: str = "") -> str:
     """`name` if it is one of `known`, else a `UsageError` that suggests one."""
     if name in known:
         return name
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(known)}."
-    raise UsageError(f"there is no {kind} {name!r}. {hint}")
+    raise UsageError(f"there is no {kind} {name!r}{where}. {hint}")

@@ -75,18 +75,17 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 # Standardisation
 
 
-class Standardised:
-    """Mixed into a module that has a `sample_shape` (C, H, W); the statistics are buffers, saved with the weights."""
+class Standardised(nn.Module):
+    """A model with a `sample_shape` (C, H, W), whose statistics are buffers (C, 1, 1), saved with the weights."""
 
     mean: Tensor
     scale: Tensor
     sample_shape: tuple[int, int, int]
 
-    def register_statistics(self, module: nn.Module) -> None:
-        """Add the buffers `mean` and `scale`, (C, 1, 1), to `module`, which is this object."""
-        channels = self.sample_shape[0]
-        module.register_buffer("mean", torch.zeros(channels, 1, 1))
-        module.register_buffer("scale", torch.ones(channels, 1, 1))
+    def register_statistics(self) -> None:
+        """Add the buffers `mean` and `scale`."""
+        self.register_buffer("mean", torch.zeros(self.sample_shape[0], 1, 1))
+        self.register_buffer("scale", torch.ones(self.sample_shape[0], 1, 1))
 
     @torch.no_grad()
     def fit_statistics(self, y: Images) -> None:
@@ -184,36 +183,28 @@ def sample_in_batches(
             f"n and batch_size must be at least 1 and first at least 0, not {n}, {batch_size} and {first}."
         )
     processes = PartialState(cpu=not torch.cuda.is_available())
-    seed = as_seed(generator)
-    if processes.num_processes > 1:
+    rank, world, seed = processes.process_index, processes.num_processes, as_seed(generator)
+    if world > 1:
         (seed,) = broadcast_object_list([seed])
-    starts = batch_starts(n, batch_size, processes.process_index, processes.num_processes)
-    end = min(n, (processes.process_index + 1) * share(n, processes.num_processes))
-    parts = [make(Noise(seed, first + k, first + min(k + batch_size, end), shape, like)) for k in starts]
+    bounds = batch_bounds(n, batch_size, rank, world)
+    parts = [make(Noise(seed, first + start, first + stop, shape, like)) for start, stop in bounds]
     mine = torch.cat([like.new_empty(0, *shape), *parts])
-    return mine if processes.num_processes == 1 else _gather(mine, n, processes)
+    if world == 1:
+        return mine
+    padded = mine.new_zeros(-(-n // world), *shape)  # all processes must give equally many
+    padded[: len(mine)] = mine
+    return gather(padded.to(processes.device))[:n].to(mine.device)
 
 
-def share(n: int, processes: int) -> int:
-    """Samples per process; the last ones may have fewer."""
-    return -(-n // processes)
-
-
-def batch_starts(n: int, batch_size: int, rank: int = 0, world: int = 1) -> range:
-    """First samples of the batches of one process."""
-    each = share(n, world)
-    return range(min(n, rank * each), min(n, (rank + 1) * each), batch_size)
+def batch_bounds(n: int, batch_size: int, rank: int = 0, world: int = 1) -> list[tuple[int, int]]:
+    """First sample of each batch of one process, and the one after its last; the last processes may have fewer."""
+    share = -(-n // world)
+    end = min(n, (rank + 1) * share)
+    return [(start, min(start + batch_size, end)) for start in range(rank * share, end, batch_size)]
 
 
 def sampling_bar(n: int, batch_size: int, steps: int, visible: bool) -> ProgressBar:
     """The bar of `n` samples of so many `steps` each, shown by the main process for its own batches."""
     processes = PartialState(cpu=not torch.cuda.is_available())
-    batches = len(batch_starts(n, max(1, batch_size), 0, processes.num_processes))
+    batches = len(batch_bounds(n, max(1, batch_size), 0, processes.num_processes))
     return ProgressBar(f"sampling {n}", steps * batches, visible=visible and processes.is_main_process)
-
-
-def _gather(mine: Tensor, n: int, processes: PartialState) -> Tensor:
-    padded = mine.new_zeros(share(n, processes.num_processes), *mine.shape[1:])
-    padded[: len(mine)] = mine
-    everything: Tensor = gather(padded.to(processes.device))
-    return everything[:n].to(mine.device)

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from namm.errors import UsageError
 from namm.generative.base import Standardised, check_shape, evaluating, sample_in_batches, sampling_bar
 from namm.generative.samplers import EulerMaruyama, Sampler
-from namm.generative.schedules import VPSDE, Epsilon, Prediction, score_from_epsilon
-from namm.gpu import Recorded, can_record, compile_options, lay_out
+from namm.generative.schedules import VPSDE, Epsilon, Prediction
+from namm.gpu import Recorded, can_record, compile_options, use_channels_last
 from namm.numerics import at_least_float32
 
 EPSILON, PAPER_SDE, PAPER_SAMPLER = Epsilon(), VPSDE(), EulerMaruyama(1000)
 
 
-class Diffusion(Standardised, nn.Module):
+class Diffusion(Standardised):
     """A diffusion model of images in mirror space.
 
     Args:
@@ -54,9 +54,9 @@ class Diffusion(Standardised, nn.Module):
         if not 0 < t_min < 1:
             raise UsageError(f"t_min must lie between 0 and 1, not {t_min}.")
         self.network, self.prediction, self.t_min, self.sde = network, prediction, t_min, sde
-        channels, height, width = sample_shape
-        self.sample_shape = (int(channels), int(height), int(width))
-        self.register_statistics(self)
+        channels, height, width = (int(size) for size in sample_shape)
+        self.sample_shape = (channels, height, width)
+        self.register_statistics()
         self._compiled: FixedBatch | None = None  # kept for the next call
         self._in_use: FixedBatch | None = None  # `_compiled` while samples are made
 
@@ -97,8 +97,8 @@ class Diffusion(Standardised, nn.Module):
         return self.prediction.epsilon(self._output(y_t, t), y_t, self.sde.marginal(t))
 
     def score(self, y_t: Tensor, t: Tensor) -> Tensor:
-        """∇ log p(y(t)), standardised."""
-        return score_from_epsilon(self.epsilon(y_t, t), self.sde.marginal(t))
+        """∇ log p(y(t)) = −E[ε | y(t)] / s, standardised."""
+        return -self.epsilon(y_t, t) / self.sde.marginal(t).std
 
     def _output(self, y_t: Tensor, t: Tensor) -> Tensor:
         network = self.network if self._in_use is None else self._in_use
@@ -109,7 +109,7 @@ class Diffusion(Standardised, nn.Module):
         """The network is compiled or recorded for batches of that size inside; the code is kept for the next time."""
         if self._compiled is None or self._compiled.size != batch_size:
             device = self.mean.device
-            lay_out(self.network, device)
+            use_channels_last(self.network, device)
             self._compiled = FixedBatch(self.network, batch_size, self.sample_shape, device)
         self._in_use = self._compiled
         try:
@@ -168,21 +168,14 @@ class DiffusersNetwork(nn.Module):
 
     def forward(self, y_t: Tensor, t: Tensor) -> Tensor:
         """(B, C, H, W), (B,) -> (B, C, H, W)."""
-        output: Tensor = self.model(y_t, 1000 * t - 1).sample
-        return output
+        return self.model(y_t, 1000 * t - 1).sample
 
 
 class FixedBatch:
-    """`network(y_t, t)` for batches of `size`, recorded if it has kernels for this device, else compiled.
+    """`network(y_t, t)` for batches of `size` images of `shape`, recorded if it has kernels for `device` or compiled.
 
     A smaller batch is filled up with copies of its rows: another size would be recorded or compiled anew, which
     takes as long as hundreds of samples or many thousand.
-
-    Args:
-        network: To be recorded or compiled; on `device`.
-        size: B.
-        shape: (C, H, W) of the images.
-        device: Where they are.
     """
 
     def __init__(self, network: nn.Module, size: int, shape: tuple[int, int, int], device: torch.device) -> None:

@@ -23,14 +23,12 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from torch import Tensor
 
 from namm._version import __version__
 from namm.constraints import Constraint
-from namm.datasets import partial
+from namm.datasets import store
 from namm.datasets.base import BLOCK
-from namm.datasets.lazy import LazyImages
-from namm.datasets.readers import open_hdf5
+from namm.datasets.readers import LazyImages
 from namm.errors import DataError, MemoryShortage, UsageError
 from namm.generative.base import evaluating
 from namm.generative.diffusion import Diffusion
@@ -100,25 +98,22 @@ def write_samples(
             rehearsed()
             return _arrays(source, first + start, stop - start, constraint, options)
 
-    def lead(start: int, stop: int) -> dict[str, np.ndarray]:
-        broadcast_object_list([(start, stop)])
-        return make(start, stop)
-
-    def fill(file: h5py.File, blocks: list[partial.Block]) -> None:
+    def fill(file: h5py.File, blocks: list[store.Block]) -> None:
         missing = {k for _, k in blocks}
         with ProgressBar("samples", n, start=max(0, n - BLOCK * len(missing)), visible=progress) as bar:
             # Whole batches, also where a kill left a part of one: the values may depend on what is made together.
             for batch in sorted({k // together for k in missing}):
                 start, stop = batch * together * BLOCK, min(n, (batch + 1) * together * BLOCK)
-                arrays = lead(start, stop)
+                broadcast_object_list([(start, stop)])
+                arrays = make(start, stop)
                 for k in missing & set(range(batch * together, (batch + 1) * together)):
                     rows = slice(k * BLOCK - start, (k + 1) * BLOCK - start)
                     for name, values in arrays.items():
-                        partial.write_block(file, (name, k), values[rows])
+                        store.write_block(file, (name, k), values[rows])
                     bar.advance(len(values[rows]))
 
     if processes.is_main_process:
-        partial.grow(Path(path), shapes, header, fill)
+        store.grow(Path(path), shapes, header, fill)
         broadcast_object_list([None])
     else:
         while (bounds := broadcast_object_list([None])[0]) is not None:
@@ -163,7 +158,12 @@ def _arrays(
     """Samples `first` to `first` + `count`, as they are written."""
     began = time.perf_counter()
     x, y = source.sample_pairs(count, first=first, progress=False, **options)
-    _require_finite(x, first)
+    if bad := (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist():
+        raise DataError(
+            f"sample {first + bad[0]} is not finite, like {len(bad)} of the {len(x)} made together: the model has "
+            "not learned enough for this sampler. Train it longer, let it predict v (mdm.diffusion.prediction), or "
+            "choose another sampler or more steps."
+        )
     arrays = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy()}
     arrays["seconds"] = np.full(count, (time.perf_counter() - began) / count)
     if constraint is not None:
@@ -172,27 +172,14 @@ def _arrays(
     return {name: values.astype(np.float32) for name, values in arrays.items()}
 
 
-def _require_finite(x: Tensor, first: int) -> None:
-    bad = (~torch.isfinite(x).flatten(1).all(1)).nonzero()
-    if len(bad):
-        raise DataError(
-            f"sample {first + int(bad[0])} is not finite, like {len(bad)} of the {len(x)} made together: the model has "
-            "not learned enough for this sampler. Train it longer, let it predict v (mdm.diffusion.prediction), or "
-            "choose another sampler or more steps."
-        )
+class SampleFile(store.GrownFile):
+    """An open file of samples; its images are read on demand.
 
-
-class SampleFile:
-    """An open file of samples; its images are read on demand."""
+    `parameters` holds seed, sampler, weights and whatever else the samples were made from.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._file = open_hdf5(self.path)
-        if "samples" not in self._file.attrs:
-            self._file.close()
-            raise DataError(f"{self.path} was not written by `write_samples` or `namm sample`.")
-        self.parameters = dict(partial.attributes(self._file))
-        """Seed, sampler, weights and whatever else the samples were made from."""
+        super().__init__(path, "samples", "`write_samples` or `namm sample`.")
 
     @property
     def images(self) -> LazyImages:
@@ -216,13 +203,3 @@ class SampleFile:
     def compute_seconds(self) -> float:
         """What all samples took together."""
         return float(self._file["seconds"][:].astype(np.float64).sum())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def __enter__(self) -> "SampleFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

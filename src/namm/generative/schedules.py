@@ -80,11 +80,6 @@ class VPSDE:
         return -torch.expm1(2 * log_mean.diff())
 
 
-def score_from_epsilon(epsilon: Tensor, marginal: Marginal) -> Tensor:
-    """−ε / s."""
-    return -epsilon / marginal.std
-
-
 # What a network may predict
 
 

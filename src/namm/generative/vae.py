@@ -9,7 +9,7 @@ total variance, and its samples lack s² in each: 0.05 % for the paper's β, wha
 """
 
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, prod
 from typing import get_args
 
 import torch
@@ -46,39 +46,30 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
         boundary: Boundary = "zeros",
     ) -> None:
         super().__init__()
-        _validate(tuple(sample_shape), latent, features, beta, boundary)
+        _check(tuple(sample_shape), latent, features, beta, boundary)
         channels, height, width = (int(size) for size in sample_shape)
         self.sample_shape, self.latent, self.beta = (channels, height, width), latent, beta
         narrow, wide = features, 2 * features
         smallest = (wide, height // FACTOR, width // FACTOR)
 
-        def same(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+        def same(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
             return nn.Sequential(SameConv2d(inputs, outputs, 3, stride=stride, boundary=boundary), nn.GELU())
 
-        def doubling(inputs: int, outputs: int) -> nn.Sequential:
+        def doubling(inputs: int, outputs: int) -> nn.Module:
             return nn.Sequential(DoublingConv2d(inputs, outputs, boundary=boundary), nn.GELU())
 
         self.encoder = nn.Sequential(
-            same(channels, narrow, stride=2),
-            same(narrow, narrow),
-            same(narrow, wide, stride=2),
-            same(wide, wide),
-            same(wide, wide, stride=2),
-            nn.Flatten(),
+            *(same(channels, narrow, stride=2), same(narrow, narrow), same(narrow, wide, stride=2)),
+            *(same(wide, wide), same(wide, wide, stride=2), nn.Flatten()),
         )
-        flat = smallest[0] * smallest[1] * smallest[2]
+        flat = prod(smallest)
         self.posterior = nn.Linear(flat, 2 * latent)
         self.decoder = nn.Sequential(
-            nn.Linear(latent, flat),
-            nn.GELU(),
-            nn.Unflatten(1, smallest),
-            doubling(wide, wide),
-            same(wide, wide),
-            doubling(wide, narrow),
-            same(narrow, narrow),
+            *(nn.Linear(latent, flat), nn.GELU(), nn.Unflatten(1, smallest)),
+            *(doubling(wide, wide), same(wide, wide), doubling(wide, narrow), same(narrow, narrow)),
         )
         self.tail = DoublingConv2d(narrow, channels, boundary=boundary)
-        self.register_statistics(self)
+        self.register_statistics()
         self.apply(_initial_weights)
 
     # Images to latents and back
@@ -95,8 +86,7 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
     def _posterior(self, u: Tensor) -> tuple[Tensor, Tensor]:
         h = self.encoder(u)
         with full_precision(u):
-            mu, log_variance = self.posterior(at_least_float32(h)).chunk(2, dim=1)
-        return mu, log_variance
+            return self.posterior(at_least_float32(h)).chunk(2, dim=1)
 
     def _image(self, z: Tensor) -> Tensor:
         h = self.decoder(z)
@@ -134,30 +124,17 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
     ) -> Tensor:
         """`n` samples in mirror space, (n, C, H, W), on the model's device: the mean images of z ~ N(0, I).
 
-        z of sample i depends on (seed, i) only, so `batch_size` and the number of processes do not change it. Under
-        torchrun every process must call this; each makes its share and all get all samples.
-
-        Args:
-            n: How many.
-            batch_size: Samples made together.
-            generator: A seed, or a generator to draw it from; None draws it from torch's global one.
-            first: Number of the first sample: `sample(64, first=128)` makes samples 128 to 191 of the same seed.
-            progress: Taken from callers that serve every model; a single pass needs no bar.
+        The arguments are those of `Diffusion.sample`; a single pass needs no `progress` bar. z of sample i depends on
+        (seed, i) only, so `batch_size` and the number of processes do not change it. Under torchrun every process must
+        call this; each makes its share and all get all samples.
         """
 
         def make(noise: Noise) -> Tensor:
             return self.decode(replace(noise, shape=(self.latent,))(0))
 
+        like, shape = at_least_float32(self.mean), self.sample_shape
         with evaluating(self):
-            return sample_in_batches(
-                make,
-                n,
-                self.sample_shape,
-                like=at_least_float32(self.mean),
-                batch_size=batch_size,
-                generator=generator,
-                first=first,
-            )
+            return sample_in_batches(make, n, shape, like=like, batch_size=batch_size, generator=generator, first=first)
 
 
 def kl_to_standard_normal(mu: Tensor, log_variance: Tensor) -> Tensor:
@@ -179,18 +156,19 @@ def _initial_weights(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def _validate(shape: tuple[int, ...], latent: int, features: int, beta: float, boundary: str) -> None:
-    if len(shape) != 3 or min(shape) < 1:
-        raise UsageError(f"VAE: sample_shape must be three positive sizes (C, H, W), not {shape}.")
+def _check(shape: tuple[int, ...], latent: int, features: int, beta: float, boundary: str) -> None:
+    conditions = [
+        ("sample_shape", shape, len(shape) == 3 and min(shape) >= 1, "be three positive sizes (C, H, W)"),
+        ("latent", latent, latent >= 1, "be at least 1"),
+        ("features", features, features >= 1, "be at least 1"),
+        ("beta", beta, isfinite(beta) and beta >= 0, "be a number of at least 0"),
+        ("boundary", boundary, boundary in get_args(Boundary), f"be one of {', '.join(get_args(Boundary))}"),
+    ]
+    for name, value, holds, rule in conditions:
+        if not holds:
+            raise UsageError(f"VAE: {name} must {rule}, not {value!r}.")
     if shape[1] % FACTOR or shape[2] % FACTOR:
         raise DataError(
             f"a VAE needs height and width divisible by {FACTOR}; sample_shape {shape} has {shape[1]}×{shape[2]}. "
             "Crop or pad the images."
         )
-    for name, value in (("latent", latent), ("features", features)):
-        if value < 1:
-            raise UsageError(f"VAE: {name} must be at least 1, not {value}.")
-    if not (isfinite(beta) and beta >= 0):
-        raise UsageError(f"VAE: beta must be a number of at least 0, not {beta}.")
-    if boundary not in get_args(Boundary):
-        raise UsageError(f"VAE: boundary must be one of {', '.join(get_args(Boundary))}, not {boundary!r}.")

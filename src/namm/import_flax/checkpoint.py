@@ -24,10 +24,18 @@ from torch import nn
 from namm.errors import CheckpointError, UsageError
 from namm.files import write_json
 from namm.generative import NCSNpp
-from namm.import_flax.layers import Arrays, State, count
-from namm.import_flax.maps import icnn_state, resnet_state
 from namm.import_flax.msgpack_file import read_flax_file
-from namm.import_flax.ncsnpp import ATTENTION, ncsnpp_shape, ncsnpp_state, possible_heights
+from namm.import_flax.networks import (
+    ATTENTION,
+    Arrays,
+    State,
+    count,
+    icnn_state,
+    ncsnpp_shape,
+    ncsnpp_state,
+    possible_heights,
+    resnet_state,
+)
 from namm.maps import ICNN, MirrorMap, ResNet
 from namm.maps.resnet import Activation
 
@@ -52,10 +60,10 @@ class OfficialState:
             return "map"
         if any(name in self.fields for name in ("params", "params_ema")):
             return "network"
-        found = ", ".join(sorted(self.fields)) or "none"
+        names = ", ".join(sorted(self.fields)) or "none"
         raise CheckpointError(
             f"{self.path} is neither a NAMM state (fwd_params, bwd_params) nor a score model's (params); its fields "
-            f"are: {found}."
+            f"are: {names}."
         )
 
     @property
@@ -66,13 +74,16 @@ class OfficialState:
 
     def arrays(self, network: str, copy: Copy) -> dict[str, np.ndarray]:
         """One copy of one network's weights, by flax path; `network` is `fwd_params`, `bwd_params` or `params`."""
+        kind = "network" if network == "params" else "map"
+        if self.kind != kind:
+            raise CheckpointError(f"{self.path} holds a {self.kind}, not a {kind}.")
         which = PUBLISHED[network] if copy == "published" else copy
         field = f"{network}_ema" if which == "ema" else network
         if not isinstance(self.fields.get(field), dict) or not self.fields[field]:
             raise CheckpointError(
                 f"{self.path} has no weights in the field {field!r}; is it a complete {self.kind} state?"
             )
-        arrays = dict(_flatten(self.fields[field]))
+        arrays = _flatten(self.fields[field])
         for name, array in arrays.items():
             real = isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 0
             if not real or not np.isfinite(array).all():
@@ -103,20 +114,19 @@ def official_map(
             64×64 images and for velocities; its map for galaxies has no.
         activation: Last activation of f. Default: softplus for one channel, none for more.
         strong_convexity: α of g.
-        negative_slope: Of g's leaky ReLU.
+        negative_slope: Slope of g's leaky ReLU.
     """
-    _require(state, "map")
     forward, backward = state.arrays("fwd_params", weights), state.arrays("bwd_params", weights)
     with _checked(state.path, "g"):
-        filters, channels = forward["final_conv2d/kernel"].shape[2:]
-        layers, size = count(forward, "wz"), forward["final_conv2d/kernel"].shape[0]
-        build_g = partial(ICNN, channels, layers, filters, size, strong_convexity, negative_slope)
+        size, _, filters, channels = forward["final_conv2d/kernel"].shape
+        build_g = partial(ICNN, channels, count(forward, "wz"), filters, size, strong_convexity, negative_slope)
         g = _filled(build_g, lambda _: icnn_state(forward), forward)
     with _checked(state.path, "f"):
+        channels, filters = backward["Conv_0/kernel"].shape[2:]
         build_f = partial(
             ResNet,
-            channels=backward["Conv_0/kernel"].shape[2],
-            filters=backward["Conv_0/kernel"].shape[3],
+            channels=channels,
+            filters=filters,
             blocks=count(backward, "ResNetBlock"),
             downsamplings=count(backward, "ConvTranspose"),
             residual=channels == 1 if residual is None else residual,
@@ -138,16 +148,13 @@ def official_network(
             paper's: 64 for one channel, 128 for more.
         attention: Heights of feature maps with attention.
     """
-    _require(state, "network")
     arrays = state.arrays("params", weights)
     with _checked(state.path, "the score network"):
         shape = ncsnpp_shape(arrays)
         if count(arrays, ATTENTION) == 1:
             attention = ()
-        height = _height(state.path, arrays, shape, attention, height)
-        build = partial(
-            NCSNpp, height=height, attention=list(attention), rescale_input=True, reference_frequencies=True, **shape
-        )
+        shape["height"] = _height(state.path, arrays, shape["channels"], attention, height)
+        build = partial(NCSNpp, attention=list(attention), rescale_input=True, reference_frequencies=True, **shape)
         return _filled(build, lambda network: ncsnpp_state(arrays, network), arrays).eval()
 
 
@@ -178,28 +185,19 @@ def save_official(network: MirrorMap | NCSNpp, folder: str | Path, state: Offici
     return [folder / name for name in names]
 
 
-def _require(state: OfficialState, kind: str) -> None:
-    if state.kind != kind:
-        raise CheckpointError(f"{state.path} holds a {state.kind}, not a {kind}.")
-
-
-def _height(path: Path, arrays: Arrays, shape: Mapping[str, Any], attention: Sequence[int], height: int | None) -> int:
+def _height(path: Path, arrays: Arrays, channels: int, attention: Sequence[int], height: int | None) -> int:
     """An image height at which attention falls where the arrays have it."""
-    usual = 64 if shape["channels"] == 1 else 128
-    if not attention:
-        return height or usual
-    possible = possible_heights(arrays, attention)
-    wanted = usual if height is None else height
-    if wanted in possible:
-        return wanted
-    if not possible or height is not None:
-        fits = " or ".join(map(str, possible)) or "no height at all"
-        at = ", ".join(map(str, attention))
-        raise UsageError(
-            f"{path}: with attention at height {at} these weights fit images {fits} high, not {wanted}; "
-            "give --height and --attention as they were in training."
-        )
-    return possible[0]
+    chosen = height or (64 if channels == 1 else 128)
+    possible = possible_heights(arrays, attention) if attention else [chosen]
+    if chosen in possible:
+        return chosen
+    if possible and height is None:
+        return possible[0]
+    fits = " or ".join(map(str, possible)) or "no height at all"
+    raise UsageError(
+        f"{path}: with attention at height {', '.join(map(str, attention))} these weights fit images {fits} high, not "
+        f"{chosen}; give --height and --attention as they were in training."
+    )
 
 
 def _filled(build: Callable[[], N], convert: Callable[[N], State], arrays: Arrays) -> N:
@@ -211,14 +209,13 @@ def _filled(build: Callable[[], N], convert: Callable[[N], State], arrays: Array
         outline = build()
     state = convert(outline)
     for name, expected in outline.state_dict().items():
-        if name in state and state[name].shape != expected.shape:
+        if name not in state:
+            raise ValueError(f"nothing gives the weights {name}")
+        if state[name].shape != expected.shape:
             raise ValueError(f"{name} should have shape {list(expected.shape)} and has {list(state[name].shape)}")
-    missing = outline.state_dict().keys() - state.keys()
-    if missing:
-        raise ValueError(f"nothing gives the weights {sorted(missing)[0]}")
-    theirs, ours = sum(array.size for array in arrays.values()), sum(tensor.numel() for tensor in state.values())
-    if theirs != ours:
-        raise ValueError(f"of its {theirs} weights only {ours} have a place in the network")
+    given, used = sum(array.size for array in arrays.values()), sum(tensor.numel() for tensor in state.values())
+    if given != used:
+        raise ValueError(f"of its {given} weights only {used} have a place in the network")
     network = build()
     network.load_state_dict(state)
     return network
@@ -226,7 +223,7 @@ def _filled(build: Callable[[], N], convert: Callable[[N], State], arrays: Array
 
 @contextmanager
 def _checked(path: Path, what: str) -> Iterator[None]:
-    """Turns what goes wrong with arrays of unexpected names or shapes into a `CheckpointError`."""
+    """Turn what goes wrong with arrays of unexpected names or shapes into a `CheckpointError`."""
     try:
         yield
     except (KeyError, ValueError, IndexError, RuntimeError, OverflowError) as error:
@@ -234,10 +231,9 @@ def _checked(path: Path, what: str) -> Iterator[None]:
         raise CheckpointError(f"{path}: {what} is not a network of the official code: {why}.") from error
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Leaves of nested maps by slash-joined path."""
-    leaves: list[tuple[str, Any]] = []
+    leaves: dict[str, Any] = {}
     for name, value in tree.items():
-        path = f"{prefix}{name}"
-        leaves += _flatten(value, f"{path}/") if isinstance(value, dict) else [(path, value)]
+        leaves |= _flatten(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return leaves

@@ -48,25 +48,24 @@ def read_flax_file(path: Path) -> dict[str, Any]:
             f"{path} is not a flax checkpoint: it does not begin with a map of names. Expected is a file that flax's "
             "legacy checkpoints wrote, often called checkpoint_N."
         )
-    tree: dict[str, Any] = unpack(content, str(path))
-    return tree
+    return dict(unpack(content, str(path)))
 
 
 def unpack(content: bytes, name: str) -> Any:
     """Decode the one value in `content`; `name` is what errors call it."""
     decoder = _Decoder(name)
-    value = decoder.decode(content, ext_hook=decoder.extension)
-    decoder.check(value)
-    return value
+    return decoder.checked(decoder.decode(content, ext_hook=decoder.extension))
 
 
 class _Decoder:
     """Limits and hooks for msgpack while it decodes one file."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.values = 0
-        self.msgpack = _msgpack()
+        try:
+            import msgpack
+        except ImportError as error:
+            raise UsageError(f"flax checkpoints are read by msgpack, which is not installed: {INSTALL}") from error
+        self.name, self.values, self.msgpack = name, 0, msgpack
 
     def fail(self, why: str) -> NoReturn:
         raise CheckpointError(f"{self.name} is truncated or corrupt, or not a flax checkpoint: {why}.")
@@ -152,20 +151,12 @@ class _Decoder:
         array.flags.writeable = False
         return array
 
-    def check(self, value: Any, depth: int = 0) -> None:
+    def checked(self, value: Any, depth: int = 0) -> Any:
         """Refuse deep nesting, and values that msgpack knows and flax does not write."""
         if depth > DEEPEST:
             self.fail(f"values are nested more than {DEEPEST} deep")
         if isinstance(value, self.msgpack.Timestamp):
             self.fail("it has a time stamp, which flax does not write")
-        if isinstance(value, dict | list):
-            for part in value.values() if isinstance(value, dict) else value:
-                self.check(part, depth + 1)
-
-
-def _msgpack() -> Any:
-    try:
-        import msgpack
-    except ImportError as error:
-        raise UsageError(f"flax checkpoints are read by msgpack, which is not installed: {INSTALL}") from error
-    return msgpack
+        for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            self.checked(part, depth + 1)
+        return value

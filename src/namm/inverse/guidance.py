@@ -43,13 +43,7 @@ from namm.inverse.operators import Operator
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What was measured, one measurement for each sample of a batch.
-
-    Args:
-        measurement: m, (B, …).
-        operator: A.
-        noise: The distribution of n.
-    """
+    """What was measured, m = A(x) + n with `noise` n: one `measurement` m (B, …) for each sample of a batch."""
 
     measurement: Tensor
     operator: Operator
@@ -127,13 +121,9 @@ class DPSGuidance:
     def of_paper(
         cls, zeta: float, model: Standardised, *, constraint: Constraint | None = None, weight: float = 200.0
     ) -> Self:
-        """The guidance whose steps have, in the units of the data, the paper's or the official code's ζ.
+        """The guidance whose steps have, in the units of the data, the paper's or the official code's ζ, such as 0.1.
 
-        Args:
-            zeta: The paper's ζ, 0.1 for instance.
-            model: The diffusion, whose scale converts ζ; where channels differ in scale, the mean square does.
-            constraint: ℓ for CG-DPS.
-            weight: w of ℓ, relative to the norm of the residual.
+        The model's scale converts ζ; where channels differ in scale, the mean square does.
         """
         return cls(zeta / _variance(model, "DPSGuidance.of_paper"), constraint, weight)
 
@@ -172,12 +162,7 @@ class LikelihoodGuidance:
 
     @classmethod
     def of(
-        cls,
-        model: Standardised,
-        strength: float = 1.0,
-        *,
-        constraint: Constraint | None = None,
-        weight: float = 2000.0,
+        cls, model: Standardised, strength: float = 1.0, *, constraint: Constraint | None = None, weight: float = 2000.0
     ) -> Self:
         """The guidance with the variance that the model standardises to 1, the mean over channels."""
         return cls(_variance(model, "LikelihoodGuidance.of"), strength, constraint, weight)

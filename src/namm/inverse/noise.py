@@ -6,6 +6,7 @@ For the image that was measured, χ² is distributed as its name says, with as m
 measured values. A full Γ = L Lᵀ is whitened by w = L⁻¹ r, which has the same norm as any other root.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,20 +33,19 @@ class GaussianNoise:
     def __post_init__(self) -> None:
         if (self.std is None) == (self.covariance is None):
             raise UsageError("GaussianNoise needs either std or covariance.")
-        if self.std is not None:
+        _ = self._root
+
+    @cached_property
+    def _root(self) -> Tensor:
+        """The standard deviations, or the lower triangular L of a full covariance; in float64."""
+        if self.covariance is None:
             std = torch.as_tensor(self.std, dtype=torch.double)
             if not (std.isfinite() & (std > 0)).all():
                 raise UsageError(
                     f"GaussianNoise: every std must be positive and finite, and they go from {float(std.min()):.3g} to "
                     f"{float(std.max()):.3g}. Leave out values that were not observed."
                 )
-        _ = self._factor
-
-    @cached_property
-    def _factor(self) -> Tensor | None:
-        """L, lower triangular, of a full covariance; in float64."""
-        if self.covariance is None:
-            return None
+            return std.detach()
         covariance = torch.as_tensor(self.covariance, dtype=torch.double)
         if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1] or len(covariance) == 0:
             raise UsageError(f"GaussianNoise: the covariance must be a square matrix, not {tuple(covariance.shape)}.")
@@ -57,15 +57,16 @@ class GaussianNoise:
             raise UsageError(
                 "GaussianNoise: the covariance is not positive definite. Add a small multiple of the identity to it."
             )
-        return factor
+        return factor.detach()
 
     def whiten(self, residual: Tensor) -> Tensor:
         """Γ^(−½) r: (B, …) → (B, m), in float32 or better."""
         residual = at_least_float32(residual)
+        root = self._root_for(residual)
         with full_precision(residual):
-            if self._factor is None:
-                return (residual / self._std_of(residual)).flatten(1)
-            return torch.linalg.solve_triangular(self._factor_for(residual), residual.flatten(1).mT, upper=False).mT
+            if self.covariance is None:
+                return (residual / root).flatten(1)
+            return torch.linalg.solve_triangular(root, residual.flatten(1).mT, upper=False).mT
 
     def norm(self, residual: Tensor) -> Tensor:
         """‖r‖_Γ: (B, …) → (B,); its gradient at r = 0 is 0."""
@@ -78,48 +79,41 @@ class GaussianNoise:
     @cached_property
     def mean_precision(self) -> float:
         """The mean of Γ⁻¹'s diagonal."""
-        if self._factor is None:
-            return float(torch.as_tensor(self.std, dtype=torch.double).pow(-2).mean())
-        identity = torch.eye(len(self._factor), dtype=torch.double, device=self._factor.device)
-        inverse = torch.linalg.solve_triangular(self._factor, identity, upper=False)
+        if self.covariance is None:
+            return float(self._root.pow(-2).mean())
+        identity = torch.eye(len(self._root), dtype=torch.double, device=self._root.device)
+        inverse = torch.linalg.solve_triangular(self._root, identity, upper=False)
         return float(inverse.square().sum(0).mean())
 
     def sample(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """n ~ N(0, Γ) for measurements of the shape, type and device of `like` (B, …)."""
-        z = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
-        if self._factor is None:
-            return z * self._std_of(like)
+        z, root = (
+            torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device),
+            self._root_for(like),
+        )
+        if self.covariance is None:
+            return z * root
         with full_precision(like):
-            return (z.flatten(1) @ self._factor_for(like).mT).reshape(like.shape)
-
-    def _std_of(self, like: Tensor) -> Tensor:
-        std = self._root_for(like)
-        shape = tuple(like.shape[1:])
-        try:
-            return std.expand(shape)
-        except RuntimeError:
-            raise DataError(
-                f"noise of shape {tuple(std.shape)} does not fit measurements of shape {shape}, batch axis left out."
-            ) from None
-
-    def _factor_for(self, like: Tensor) -> Tensor:
-        assert self._factor is not None
-        if like[0].numel() != len(self._factor):
-            raise DataError(
-                f"a covariance of {len(self._factor)} values does not fit measurements of {like[0].numel()}, "
-                f"shape {tuple(like.shape[1:])}."
-            )
-        return self._root_for(like)
+            return (z.flatten(1) @ root.mT).reshape(like.shape)
 
     @cached_property
-    def _roots(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
+    def _copies(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
         return {}
 
     def _root_for(self, like: Tensor) -> Tensor:
-        """The factor, or else the std, on the device and in the type of `like`; copied once, not at every step."""
+        """The root where `like` (B, …) is and in its type, refused if it does not fit; copied once, not every step."""
+        shape = tuple(like.shape[1:])
+        if self.covariance is not None and math.prod(shape) != len(self._root):
+            values = f"a covariance of {len(self._root)} values"
+            raise DataError(f"{values} does not fit measurements of {math.prod(shape)}, shape {shape}.")
+        if self.covariance is None:
+            try:
+                self._root.expand(shape)
+            except RuntimeError:
+                noise = f"noise of shape {tuple(self._root.shape)}"
+                raise DataError(f"{noise} does not fit measurements of shape {shape}, batch axis left out.") from None
         place = like.device, like.dtype
-        if place not in self._roots:
-            root = torch.as_tensor(self.std, dtype=torch.double) if self._factor is None else self._factor
+        if place not in self._copies:
             with torch.inference_mode(False):  # a copy made in that mode could never take part in a gradient
-                self._roots[place] = root.detach().to(*place)
-        return self._roots[place]
+                self._copies[place] = self._root.to(*place)
+        return self._copies[place]

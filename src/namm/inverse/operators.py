@@ -43,15 +43,14 @@ class Operator(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """A(x): (B, C, H, W) → (B, …), computed with autocast off, in float32 or better."""
         if not isinstance(x, Tensor) or x.ndim != 4 or not x.is_floating_point():
-            got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise DataError(f"{self.name} needs floating-point images (B, C, H, W), not {got}.")
+            raise DataError(f"{self.name} needs floating-point images (B, C, H, W), not {_kind(x)}.")
         x = at_least_float32(x)
         with full_precision(x):
             measurement = self.measure(x)
         if not isinstance(measurement, Tensor) or measurement.ndim < 2 or len(measurement) != len(x):
-            got = f"shape {tuple(measurement.shape)}" if isinstance(measurement, Tensor) else type(measurement).__name__
             raise UsageError(
-                f"{self.name} must return a tensor (B, …) with one measurement for each of {len(x)} images, not {got}."
+                f"{self.name} must return a tensor (B, …) with one measurement for each of {len(x)} images, not "
+                f"{_kind(measurement)}."
             )
         return at_least_float32(measurement)
 
@@ -86,8 +85,7 @@ class Composition(Operator):
 class Mask(Operator):
     """The observed pixels as one vector, for inpainting: (B, C, H, W) → (B, number of True in the mask).
 
-    Args:
-        mask: True where observed, (C, H, W), or (H, W) for all channels alike.
+    `mask` is True where observed, (C, H, W), or (H, W) for all channels alike.
     """
 
     mask: Tensor
@@ -97,8 +95,8 @@ class Mask(Operator):
         mask = torch.as_tensor(mask)
         if mask.dtype != torch.bool or mask.ndim not in (2, 3) or not mask.any():
             raise UsageError(
-                f"Mask needs booleans (H, W) or (C, H, W), at least one of them True, not {mask.dtype} of shape "
-                f"{tuple(mask.shape)} with {int(mask.count_nonzero())} non-zero."
+                f"Mask needs booleans (H, W) or (C, H, W), at least one of them True, not {_kind(mask)} with "
+                f"{int(mask.count_nonzero())} non-zero."
             )
         self.register_buffer("mask", mask)
 
@@ -120,11 +118,7 @@ class Mask(Operator):
 
 
 class Columns(Operator):
-    """Some columns, such as the first states of a trajectory: (B, C, H, W) → (B, C, H, number of columns).
-
-    Args:
-        columns: Their numbers; `range(8)` are the first eight.
-    """
+    """Some columns, such as the first states of a trajectory, `range(8)`: (B, C, H, W) → (B, C, H, columns)."""
 
     def __init__(self, columns: Sequence[int]) -> None:
         super().__init__()
@@ -167,10 +161,8 @@ class GaussianBlur(Operator):
         super().__init__()
         if not 0 < std < math.inf:
             raise UsageError(f"GaussianBlur: std must be positive and finite, not {std}.")
-        if boundary not in get_args(Boundary):
-            raise UsageError(
-                f"GaussianBlur: boundary must be one of {', '.join(get_args(Boundary))}, not {boundary!r}."
-            )
+        if boundary not in (names := get_args(Boundary)):
+            raise UsageError(f"GaussianBlur: boundary must be one of {', '.join(names)}, not {boundary!r}.")
         self.std, self.boundary = std, boundary
 
     def measure(self, x: Tensor) -> Tensor:
@@ -206,11 +198,7 @@ class Downsample(Operator):
 
 
 class Linear(Operator):
-    """A matrix on the flattened image: (B, C, H, W) → (B, m).
-
-    Args:
-        matrix: (m, C·H·W).
-    """
+    """A `matrix` (m, C·H·W) on the flattened image: (B, C, H, W) → (B, m)."""
 
     matrix: Tensor
 
@@ -218,10 +206,7 @@ class Linear(Operator):
         super().__init__()
         matrix = torch.as_tensor(matrix)
         if matrix.ndim != 2 or not matrix.is_floating_point() or not matrix.isfinite().all():
-            raise UsageError(
-                f"Linear needs a matrix of finite floating-point numbers (m, C·H·W), not {matrix.dtype} of shape "
-                f"{tuple(matrix.shape)}."
-            )
+            raise UsageError(f"Linear needs a matrix of finite floating-point numbers (m, C·H·W), not {_kind(matrix)}.")
         self.register_buffer("matrix", matrix)
 
     def measure(self, x: Tensor) -> Tensor:
@@ -257,6 +242,10 @@ class FunctionOperator(Operator):
 def operator(fn: Callable[[Tensor], Tensor]) -> FunctionOperator:
     """Turn a differentiable function (B, C, H, W) → (B, …) into an `Operator`; a decorator too."""
     return FunctionOperator(fn)
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _indices(numbers: Sequence[int], kind: str) -> list[int]:

@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeGuard
 
 import torch
@@ -30,7 +31,6 @@ from namm.inverse.guidance import DPSGuidance, Evidence, Guess, Guidance, Likeli
 from namm.inverse.noise import GaussianNoise
 from namm.inverse.operators import Operator
 from namm.numerics import at_least_float32
-from namm.progress import ProgressBar
 
 DIVERGED_BEYOND = 1e4
 """Standard deviations of the data beyond which a state has diverged, though it may still be finite."""
@@ -52,6 +52,76 @@ class DDIMSteps(DDIM):
 
 
 DEFAULT_GUIDANCE, PAPER_STEPS = DPSGuidance(), AncestralSteps(1000)
+
+
+class DiffusionPrior(Process, Protocol):
+    """What posterior sampling needs of a model, as `namm.Diffusion` has it; `is_prior` checks it."""
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the standardisation, (C, 1, 1), on the model's device and in its precision."""
+
+    def unstandardise(self, u: Tensor) -> Tensor:
+        """From the space of the diffusion to mirror space."""
+
+
+def is_prior(model: object) -> TypeGuard[DiffusionPrior]:
+    """Whether `model` has what `DiffusionPrior` names; `isinstance` would not see buffers from Python 3.12 on."""
+    needed = ("sde", "t_min", "denoise", "score", "sample_shape", "mean", "unstandardise")
+    return all(hasattr(model, name) for name in needed)
+
+
+def guided_step(
+    y_t: Tensor, step: Step, model: DiffusionPrior, to_data: ToData, guidance: Guidance, evidence: Evidence
+) -> Tensor:
+    """a D + b y + shift, without the noise: (B, C, H, W)."""
+    with torch.enable_grad():
+        y_t = y_t.detach().requires_grad_()
+        denoised = model.denoise(y_t, y_t.new_full((len(y_t),), step.t))
+        x = to_data(model.unstandardise(denoised))
+        shift = guidance.shift(Guess(y_t, denoised, x, step), evidence)
+    return (step.without_noise(y_t, denoised) + shift).detach()
+
+
+def reverse(
+    model: DiffusionPrior,
+    to_data: ToData,
+    steps: Steps,
+    guidance: Guidance,
+    evidence: Evidence,
+    noise: Callable[[int], Tensor],
+    tick: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """One batch from noise to t = 0, standardised: (B, C, H, W). Samples that diverge are NaN and touch no other."""
+    y = noise(0)
+    alive = _bounded(y)
+    for k, step in enumerate(steps.table(model)):
+        y = guided_step(y, step, model, to_data, guidance, evidence)
+        if step.noise > 0:
+            y = y + step.noise * noise(k + 1)
+        alive = alive & _bounded(y)
+        y = _keep(alive, y, 0.0)
+        tick()
+    return _keep(alive, y)
+
+
+def _bounded(y: Tensor) -> Tensor:
+    """Whether each standardised image is within `DIVERGED_BEYOND`, which NaN is not: (B, …) → (B,)."""
+    return (y.abs() <= DIVERGED_BEYOND).flatten(1).all(1)
+
+
+def _finite(images: Tensor) -> Tensor:
+    """Whether each image is finite: (B, …) → (B,)."""
+    return images.isfinite().flatten(1).all(1)
+
+
+def _keep(good: Tensor, images: Tensor, otherwise: float = torch.nan) -> Tensor:
+    """The images where `good` (B,), `otherwise` in place of the others."""
+    return torch.where(good.reshape(-1, *[1] * (images.ndim - 1)), images, otherwise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,27 +203,53 @@ def sample_posterior(
             "denoise(y_t, t)."
         )
     _check_arguments(measurement, operator, noise, n, retries)
-    like, to_data = at_least_float32(model.mean), prior.mirror.to_data
+    like, shape = at_least_float32(model.mean), model.sample_shape
     with evaluating(prior), evaluating(operator):
-        mean_image = to_data(model.unstandardise(like.new_zeros(1, *model.sample_shape))).detach()
+        mean_image = prior.mirror.to_data(model.unstandardise(like.new_zeros(1, *shape))).detach()
         evidence = Evidence(measurement.to(like), operator.to(like.device), noise)
         _check_evidence(evidence, mean_image)
         _check_rules(constraint, guidance, mean_image)
-        count, pixels = len(measurement) * n, math.prod(model.sample_shape)
+        count, pixels = len(measurement) * n, math.prod(shape)
         with sampling_bar(count, batch_size, steps.steps, progress) as bar:
-            draw = _Draw(model, to_data, evidence, steps, guidance, n, first, retries, bar)
+            attempt = partial(_attempt, prior, model, steps, constraint, bar.advance)
+
+            def draw(noise: Noise) -> Tensor:
+                """Turn the noise of a batch into its samples, a row each: what `_attempt` gives, then their redraws."""
+                noise, pull = replace(noise, shape=shape), guidance
+                numbers = torch.arange(noise.start, noise.stop, device=like.device)
+                measured = evidence.rows((numbers - first) // n)
+                rows = attempt(pull, measured, noise)
+                redrawn = rows.new_zeros(len(rows), 1)
+                for _ in range(retries):
+                    diverged = rows[:, 0].isnan().nonzero().flatten()
+                    if len(diverged) == 0:
+                        break
+                    pull = pull.smaller()
+                    redrawn[diverged] += 1
+                    bar.extend(steps.steps)
+                    rows[diverged] = attempt(pull, measured.rows(diverged), partial(_some, noise, diverged))
+                return torch.cat([rows, redrawn], 1)
+
             rows = sample_in_batches(
-                draw, count, (pixels + 1,), like=like, batch_size=batch_size, generator=generator, first=first
+                draw, count, (2 * pixels + 3,), like=like, batch_size=batch_size, generator=generator, first=first
             )
-        y, redrawn = rows[:, :-1].unflatten(1, model.sample_shape), rows[:, -1].long()
-        found = _evaluate(prior, y, redrawn, evidence, constraint, batch_size)
-    if found.failed.any():
+    y, x, chi2, distance, redrawn = rows.unflatten(0, (-1, n)).split([pixels, pixels, 1, 1, 1], -1)
+    failed = chi2[..., 0].isnan()
+    if failed.any():
         warnings.warn(
-            f"{int(found.failed.sum())} of {count} samples diverged {retries + 1} times and are NaN; see `failed`. "
+            f"{int(failed.sum())} of {count} samples diverged {retries + 1} times and are NaN; see `failed`. "
             "Use a smaller zeta or more steps.",
             stacklevel=2,
         )
-    return found
+    return Posterior(
+        samples=x.unflatten(-1, shape),
+        mirror_samples=y.unflatten(-1, shape),
+        chi2=chi2[..., 0],
+        distance=None if constraint is None else distance[..., 0],
+        redrawn=redrawn[..., 0].long(),
+        failed=failed,
+        measured=measurement[0].numel(),
+    )
 
 
 def _check_arguments(measurement: object, operator: object, noise: object, n: int, retries: int) -> None:
@@ -211,176 +307,26 @@ def _check_rules(constraint: Constraint | None, guidance: Guidance, image: Tenso
             )
 
 
-def _evaluate(
-    prior: Mirrored, y: Tensor, redrawn: Tensor, evidence: Evidence, constraint: Constraint | None, batch_size: int
-) -> Posterior:
-    """The posterior of all mirror samples y (M n, C, H, W) and their redraws (M n,), evaluated a batch at a time."""
-    m = len(evidence.measurement)
-    n = len(y) // m
-    which = torch.arange(len(y), device=y.device) // n
-    batches = zip(y.split(batch_size), which.split(batch_size), strict=True)
-    columns = zip(
-        *(_evaluate_batch(prior, part, evidence.rows(rows), constraint) for part, rows in batches), strict=True
-    )
-    x, chi2, distance = (torch.cat(column).unflatten(0, (m, n)) for column in columns)
-    return Posterior(
-        samples=x,
-        mirror_samples=y.unflatten(0, (m, n)),
-        chi2=chi2,
-        distance=None if constraint is None else distance,
-        redrawn=redrawn.unflatten(0, (m, n)),
-        failed=~finite(y).unflatten(0, (m, n)),
-        measured=evidence.measurement[0].numel(),
-    )
-
-
 @torch.no_grad()
-def _evaluate_batch(
-    prior: Mirrored, y: Tensor, evidence: Evidence, constraint: Constraint | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x = f(y), its χ² and its ℓ (0 without a constraint), NaN where y is."""
-    good = finite(y)
-    x = prior.to_data(keep(good, y, 0.0))
-    chi2 = evidence.chi2(x)
-    distance = torch.zeros_like(chi2) if constraint is None else constraint(x)
-    return keep(good, x), keep(good, chi2), keep(good, distance)
-
-
-# Reverse diffusion that a measurement pulls
-
-
-class DiffusionPrior(Process, Protocol):
-    """What posterior sampling needs of a model, as `namm.Diffusion` has it; `is_prior` checks it."""
-
-    @property
-    def sample_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean of the standardisation, (C, 1, 1), on the model's device and in its precision."""
-
-    def unstandardise(self, u: Tensor) -> Tensor:
-        """From the space of the diffusion to mirror space."""
-
-
-def is_prior(model: object) -> TypeGuard[DiffusionPrior]:
-    """Whether `model` has what `DiffusionPrior` names; `isinstance` would not see buffers from Python 3.12 on."""
-    needed = ("sde", "t_min", "denoise", "score", "sample_shape", "mean", "unstandardise")
-    return all(hasattr(model, name) for name in needed)
-
-
-def guided_step(
-    y_t: Tensor, step: Step, model: DiffusionPrior, to_data: ToData, guidance: Guidance, evidence: Evidence
-) -> Tensor:
-    """a D + b y + shift, without the noise: (B, C, H, W)."""
-    with torch.enable_grad():
-        y_t = y_t.detach().requires_grad_()
-        denoised = model.denoise(y_t, y_t.new_full((len(y_t),), step.t))
-        x = to_data(model.unstandardise(denoised))
-        shift = guidance.shift(Guess(y_t, denoised, x, step), evidence)
-    return (step.without_noise(y_t, denoised) + shift).detach()
-
-
-def reverse(
+def _attempt(
+    prior: Mirrored,
     model: DiffusionPrior,
-    to_data: ToData,
     steps: Steps,
+    constraint: Constraint | None,
+    tick: Callable[[], None],
     guidance: Guidance,
     evidence: Evidence,
     noise: Callable[[int], Tensor],
-    tick: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """One batch from noise to t = 0, standardised: (B, C, H, W). Samples that diverge are NaN and touch no other."""
-    y = noise(0)
-    alive = _bounded(y)
-    for k, step in enumerate(steps.table(model)):
-        y = guided_step(y, step, model, to_data, guidance, evidence)
-        if step.noise > 0:
-            y = y + step.noise * noise(k + 1)
-        alive = alive & _bounded(y)
-        y = keep(alive, y, 0.0)
-        tick()
-    return keep(alive, y)
+    """One draw of a batch, a row per sample: y, x = f(y), χ², ℓ (0 without a rule); NaN where one is not finite."""
+    y = model.unstandardise(reverse(model, prior.mirror.to_data, steps, guidance, evidence, noise, tick))
+    x = prior.to_data(_keep(_finite(y), y, 0.0))
+    chi2 = evidence.chi2(x)
+    good = _finite(y) & _finite(x) & chi2.isfinite()
+    distance = torch.zeros_like(chi2) if constraint is None else constraint(_keep(good, x, 0.0))
+    return _keep(good, torch.cat([y.flatten(1), x.flatten(1), chi2[:, None], distance[:, None]], 1))
 
 
-def _bounded(y: Tensor) -> Tensor:
-    """Whether each standardised image is within `DIVERGED_BEYOND`, which NaN is not: (B, …) → (B,)."""
-    return (y.abs() <= DIVERGED_BEYOND).flatten(1).all(1)
-
-
-def finite(images: Tensor) -> Tensor:
-    """Whether each image is finite: (B, …) → (B,)."""
-    return images.isfinite().flatten(1).all(1)
-
-
-def keep(good: Tensor, images: Tensor, otherwise: float = torch.nan) -> Tensor:
-    """The images where `good` (B,), `otherwise` in place of the others."""
-    return torch.where(good.reshape(-1, *[1] * (images.ndim - 1)), images, otherwise)
-
-
-# Samples that diverge
-
-
-@dataclass(frozen=True, eq=False)
-class _Draw:
-    """Turns the noise of a batch into its samples: (B, pixels + 1), mirror images, flattened, then their redraws.
-
-    Attributes:
-        model: The diffusion.
-        to_data: f.
-        evidence: All measurements; sample i belongs to measurement (i − `first`) // n.
-        steps: The way down.
-        guidance: The pull of the measurements.
-        n: Samples for each measurement.
-        first: Number of the first sample.
-        retries: Most redraws of a sample.
-        bar: Advanced at every step.
-    """
-
-    model: DiffusionPrior
-    to_data: ToData
-    evidence: Evidence
-    steps: Steps
-    guidance: Guidance
-    n: int
-    first: int
-    retries: int
-    bar: ProgressBar
-
-    def __call__(self, noise: Noise) -> Tensor:
-        """(B, pixels + 1)."""
-        noise = replace(noise, shape=self.model.sample_shape)
-        numbers = torch.arange(noise.start, noise.stop, device=noise.like.device)
-        evidence, guidance = self.evidence.rows((numbers - self.first) // self.n), self.guidance
-        y = self._attempt(guidance, evidence, noise)
-        redrawn = y.new_zeros(len(y), 1)
-        for _ in range(self.retries):
-            diverged = (~finite(y)).nonzero().flatten()
-            if len(diverged) == 0:
-                break
-            guidance = guidance.smaller()
-            redrawn[diverged] += 1
-            self.bar.extend(self.steps.steps)
-            y[diverged] = self._attempt(guidance, evidence.rows(diverged), _Rows(noise, diverged))
-        return torch.cat([y.flatten(1), redrawn], 1)
-
-    def _attempt(self, guidance: Guidance, evidence: Evidence, noise: Callable[[int], Tensor]) -> Tensor:
-        """Mirror images y (B, C, H, W); NaN where they, f of them or the χ² of that are not finite."""
-        u = reverse(self.model, self.to_data, self.steps, guidance, evidence, noise, self.bar.advance)
-        with torch.no_grad():
-            y = self.model.unstandardise(u)
-            good = finite(y)
-            x = self.to_data(keep(good, y, 0.0))
-            return keep(good & finite(x) & evidence.chi2(x).isfinite(), y)
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The noise of some samples of a batch."""
-
-    noise: Noise
-    rows: Tensor
-
-    def __call__(self, step: int) -> Tensor:
-        return self.noise(step)[self.rows]
+def _some(noise: Noise, rows: Tensor, step: int) -> Tensor:
+    """The noise of some samples of a batch at a step."""
+    return noise(step)[rows]

@@ -1,21 +1,30 @@
 """The pair of maps: g from data to mirror space, f back (paper Sec. 3.1).
 
 `MirrorMap` joins any two networks that keep the image shape; `IdentityMap` has the same two methods and does nothing,
-so that a model on plain data is the special case of a mirrored one.
+so that a model on plain data is the special case of a mirrored one. The networks see images standardised per channel,
+u = (x − mean) / scale, so that mirror space is in standard deviations of the data; mean 0 and scale 1, which change
+nothing, are those of the paper:
+
+    to_mirror(x) = g((x − mean) / scale),     to_data(y) = mean + scale f(y)
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from namm.errors import CheckpointError, UsageError
 from namm.maps.icnn import ICNN
 from namm.maps.resnet import ResNet
+from namm.maps.rulenet import RuleNet
 from namm.numerics import at_least_float32
 
-NETWORKS: dict[str, type[ICNN] | type[ResNet]] = {"ICNN": ICNN, "ResNet": ResNet}
+NETWORKS: dict[str, type[ICNN] | type[ResNet] | type[RuleNet]] = {"ICNN": ICNN, "ResNet": ResNet, "RuleNet": RuleNet}
+STATISTICS = "standardisation.json"
+"""File of mean and scale beside the networks; a folder without it has none."""
 
 
 @runtime_checkable
@@ -34,23 +43,63 @@ class MirrorMap(nn.Module):
 
     Args:
         g: Forward map, data (B, C, H, W) to mirror space; `ICNN` in the paper, a residual `ResNet` in its ablation.
-        f: Inverse map, mirror space to data; `ResNet` in the paper.
+        f: Inverse map, mirror space to data; `ResNet` in the paper, `RuleNet` for rules of any reach.
+        mean: Mean of each image channel, or 0 for all.
+        scale: Standard deviation of each image channel, or 1 for all.
     """
 
-    def __init__(self, g: nn.Module, f: nn.Module) -> None:
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(
+        self, g: nn.Module, f: nn.Module, mean: Sequence[float] | None = None, scale: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
         self.g = g
         self.f = f
+        self.register_buffer("mean", torch.zeros(1, 1, 1), persistent=False)
+        self.register_buffer("scale", torch.ones(1, 1, 1), persistent=False)
+        if (mean is None) != (scale is None):
+            raise UsageError("a standardisation needs both mean and scale.")
+        if mean is not None and scale is not None:
+            self.standardise_by(torch.tensor(mean), torch.tensor(scale))
+
+    def standardise_by(self, mean: Tensor, scale: Tensor) -> Self:
+        """Let the networks see (x − mean) / scale; both (C,)."""
+        if not (torch.isfinite(mean).all() and torch.isfinite(scale).all() and (scale > 0).all()):
+            raise UsageError(f"a standardisation needs finite means and positive scales, not {mean} and {scale}.")
+        self.mean, self.scale = (each.float().reshape(-1, 1, 1).to(self.mean.device) for each in (mean, scale))
+        return self
+
+    @property
+    def standardisation(self) -> dict[str, list[float]]:
+        """Mean and scale as plain numbers; empty where they change nothing."""
+        if bool((self.mean == 0).all() and (self.scale == 1).all()):
+            return {}
+        return {"mean": self.mean.flatten().tolist(), "scale": self.scale.flatten().tolist()}
+
+    def standardise(self, x: Tensor) -> Tensor:
+        """(x − mean) / scale, in float32 or better."""
+        x = at_least_float32(x)
+        return (x - self.mean.to(x.dtype)) / self.scale.to(x.dtype)
+
+    def unstandardise(self, u: Tensor) -> Tensor:
+        """mean + scale u, in float32 or better."""
+        u = at_least_float32(u)
+        return self.mean.to(u.dtype) + self.scale.to(u.dtype) * u
 
     def to_mirror(self, x: Tensor) -> Tensor:
-        """y = g(x)."""
-        y: Tensor = self.g(x)
+        """y = g((x − mean) / scale)."""
+        y: Tensor = self.g(self.standardise(x))
         return y
 
     def to_data(self, y: Tensor) -> Tensor:
-        """x = f(y)."""
-        x: Tensor = self.f(y)
-        return x
+        """x = mean + scale f(y)."""
+        return self.unstandardise(self.f(y))
+
+    def repair(self, x: Tensor) -> Tensor:
+        """f(g(x)): images of any model, mended by the map."""
+        return self.to_data(self.to_mirror(x))
 
     @property
     def can_save(self) -> bool:
@@ -63,14 +112,18 @@ class MirrorMap(nn.Module):
             if not isinstance(network, tuple(NETWORKS.values())):
                 raise UsageError(
                     f"{side} is a {type(network).__name__}; only {' and '.join(NETWORKS)} save themselves. "
-                    "Save its state_dict with safetensors instead."
+                    "Save its state_dict with safetensors instead, and `standardisation` with it."
                 )
             network.save_pretrained(Path(folder) / side)  # type: ignore[operator]
+        (Path(folder) / STATISTICS).unlink(missing_ok=True)
+        if self.standardisation:
+            (Path(folder) / STATISTICS).write_text(json.dumps(self.standardisation))
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """Read what `save` wrote, in evaluation mode."""
-        return cls(*(_load_network(Path(folder) / side) for side in ("g", "f"))).eval()
+        g, f = (_load_network(Path(folder) / side) for side in ("g", "f"))
+        return cls(g, f, **_load_statistics(Path(folder) / STATISTICS)).eval()
 
 
 class IdentityMap(nn.Module):
@@ -83,6 +136,16 @@ class IdentityMap(nn.Module):
     def to_data(self, y: Tensor) -> Tensor:
         """y itself, in float32 or better."""
         return at_least_float32(y)
+
+
+def _load_statistics(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        values = json.loads(path.read_text())
+        return {name: [float(each) for each in values[name]] for name in ("mean", "scale")}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): save the map anew.") from error
 
 
 def _load_network(folder: Path) -> nn.Module:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from namm.evaluation.milestone import Milestone
+from namm.evaluation.scores import Milestone
 from namm.evaluation.verdict import Verdict
 from namm.report.figures.base import Array, View
 from namm.report.figures.samples import Method
@@ -32,34 +32,21 @@ class Paper:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to a sample, measured.
-
-    Attributes:
-        name: `data`, `mdm`, `finetuned`, `dm`, `projected` or `repaired`.
-        n: samples.
-        distance, distance_std, distance_max: mean, standard deviation and largest ℓ.
-        cd: 100·λ·ℓ with the paper's λ.
-        mmd: √MMD² to held-out data, mean and standard deviation over subsets.
-        total_variation, spread: over those of the data.
-        kid: mean and standard deviation, where it was measured.
-        fid: where it was measured.
-        paper: the paper's figures for this row, where it has them.
-        verdict: on this row beside the baseline; none for the baseline and the data.
-    """
+    """One way to a sample, measured; its name is a key of `ROWS`."""
 
     name: str
     n: int
-    distance: float
+    distance: float  # mean ℓ
     distance_std: float
     distance_max: float
-    cd: float
-    mmd: tuple[float, float]
-    total_variation: float
-    spread: float
-    kid: tuple[float, float] | None = None
+    cd: float  # 100·λ·ℓ with the paper's λ
+    mmd: tuple[float, float]  # √MMD² to held-out data, mean and standard deviation over subsets
+    total_variation: float  # over the data's
+    spread: float  # over the data's
+    kid: tuple[float, float] | None = None  # mean and standard deviation, where it was measured
     fid: float | None = None
     paper: Paper | None = None
-    verdict: str | None = None
+    verdict: str | None = None  # beside the baseline; none for the baseline and the data
 
 
 @dataclass(frozen=True)
@@ -85,50 +72,28 @@ class Cost:
 
 @dataclass(frozen=True)
 class Contents:
-    """A run.
+    """A run."""
 
-    Attributes:
-        name: of the run's folder.
-        experiment, preset: which one, with which numbers to begin with.
-        rule: the rule in words, and its numbers.
-        changed: settings that differ from the preset's: name, the preset's value, the run's.
-        settings: all of them, the text of settings.yaml.
-        stages: in order.
-        verdict: on the run's samples, or on its map while there are none.
-        rows: of the evaluation, the data's floor first; empty while there is none.
-        ours, baseline: what either side cost, stage by stage.
-        step_seconds: what a step of the baseline would have cost at the speed of its counterpart's training, where the
-            two do the same work in a step.
-        milestones: ℓ along the way of the trainings, by the row that they lead to.
-        methods: the first samples of either method.
-        worst: their samples farthest from the rule.
-        grids: sets of samples by name.
-        trainings: the lines of each training's log.
-        view: what people see of an image.
-        made: when, with which versions, on what this report was made.
-        problems: what could not be read, and why.
-    """
-
-    name: str
+    name: str  # of the run's folder
     experiment: str
-    preset: str
-    rule: str
-    changed: Sequence[tuple[str, str, str]] = ()
-    settings: str = ""
+    preset: str  # with whose numbers it began
+    rule: str  # in words, with its numbers
+    changed: Sequence[tuple[str, str, str]] = ()  # settings that differ: name, the preset's value, the run's
+    settings: str = ""  # the text of settings.yaml
     stages: Sequence[StageLine] = ()
-    verdict: Verdict | None = None
-    rows: Sequence[Row] = ()
-    ours: Sequence[Cost] = ()
+    verdict: Verdict | None = None  # on the run's samples, or on its map while there are none
+    rows: Sequence[Row] = ()  # of the evaluation, the data's floor first
+    ours: Sequence[Cost] = ()  # what our side cost, stage by stage
     baseline: Sequence[Cost] = ()
-    step_seconds: float | None = None
-    milestones: Mapping[str, Sequence[Milestone]] = field(default_factory=dict)
-    methods: Sequence[Method] = ()
-    worst: Sequence[Method] = ()
-    grids: Mapping[str, Array] = field(default_factory=dict)
-    trainings: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    view: View = field(default_factory=View)
-    made: Mapping[str, str] = field(default_factory=dict)
-    problems: Sequence[str] = ()
+    step_seconds: float | None = None  # a step of the baseline at the speed of its counterpart, where steps are equal
+    milestones: Mapping[str, Sequence[Milestone]] = field(default_factory=dict)  # by the row that they lead to
+    methods: Sequence[Method] = ()  # the first samples of either method
+    worst: Sequence[Method] = ()  # their samples farthest from the rule
+    grids: Mapping[str, Array] = field(default_factory=dict)  # sets of samples by name
+    trainings: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # the lines of each log
+    view: View = field(default_factory=View)  # what people see of an image
+    made: Mapping[str, str] = field(default_factory=dict)  # when, with which versions, on what the report was made
+    problems: Sequence[str] = ()  # what could not be read, and why
 
     @property
     def missing(self) -> list[str]:

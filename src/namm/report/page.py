@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from namm.evaluation.milestone import half_way
+from namm.evaluation.scores import half_way
 from namm.formatting import ABSENT, format_number
 from namm.report.contents import ROWS, Contents
 from namm.report.figures.base import BASELINE, OTHER, OURS, Theme, png

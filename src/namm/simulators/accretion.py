@@ -55,7 +55,7 @@ class Flow:
     inclination: Tensor
     """Angle between the line of sight and the gas's axis, 0 to π: above π/2 it turns clockwise."""
     position_angle: Tensor
-    """By which the picture is turned counter-clockwise."""
+    """Angle by which the picture is turned counter-clockwise."""
     thickness: Tensor
     """h = H/ρ."""
     steepness: Tensor
@@ -110,20 +110,14 @@ def _images(flow: Flow, delta: Tensor, size: int, field_of_view: float, steps: i
     owner = torch.cat([(~near).nonzero()[:, 0], near.nonzero()[:, 0].repeat_interleave(FINE**2)])
     cos, sin = flow.position_angle.cos()[owner], flow.position_angle.sin()[owner]
     camera = Camera(flow.spin[owner], flow.inclination[owner], x * cos + y * sin, y * cos - x * sin)
-    light = _light(camera, _Gas(flow, delta, owner), steps)
+    gas, light, xi = _Gas(flow, delta, owner), torch.zeros_like(x), camera.momentum
+    for points in trace(camera, steps):  # ∫ g³ j Σ dλ along every ray
+        ray = points.some(points.live & gas.shines(points))
+        light[ray.index] += gas.glow(ray, xi[ray.index]) * ray.step
     image = torch.empty(near.shape, dtype=light.dtype, device=light.device)
     coarse = len(light) - int(near.sum()) * FINE**2
     image[~near], image[near] = light[:coarse], light[coarse:].reshape(-1, FINE**2).mean(1)
     return image.reshape(-1, size, size)
-
-
-def _light(camera: Camera, gas: "_Gas", steps: int) -> Tensor:
-    """∫ g³ j Σ dλ along every ray: (rays,)."""
-    total, xi = torch.zeros_like(camera.alpha), camera.momentum
-    for points in trace(camera, steps):
-        ray = points.some(points.live & gas.shines(points))
-        total[ray.index] += gas.glow(ray, xi[ray.index]) * ray.step
-    return total
 
 
 def _pixel_centres(size: int, width: float, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,14 +140,8 @@ def frequency_ratio(
 ) -> Tensor:
     """g = observed/emitted frequency of gas that moves as the module says; all arguments and the result are (R,).
 
-    Args:
-        a: Spin.
-        beta: Rotation β.
-        last_orbit: Radius of the last stable orbit.
-        r: Radius, outside the horizon.
-        z2: cos²θ.
-        xi: The light's angular momentum ξ per energy.
-        dr: Its dr/dλ: positive where it leaves the hole.
+    Spin a, rotation β and the radius of the last stable orbit say how the gas moves, r > r₊ and z2 = cos²θ where it is,
+    ξ and dr = dr/dλ (positive where it leaves the hole) what light it sends.
     """
     round_, area, s2 = r.square() + a.square(), r.square() + a.square() * z2, 1 - z2
     delta = round_ - 2 * r

@@ -86,19 +86,16 @@ class BurgersGrid:
     @property
     def relaxation(self) -> float:
         """Chebyshev's ω."""
-        return 2 / (1 + self._root)
+        p, s = self._axes
+        return 2 / (1 + math.sqrt(1 + s**2 - p**2))
 
     @property
     def contraction(self) -> float:
-        """Factor q by which one sweep shrinks the error."""
-        return sum(self._axes) / (1 + self._root)
+        """Factor q = ω(p + s)/2 by which one sweep shrinks the error."""
+        return sum(self._axes) * self.relaxation / 2
 
     def sweeps(self, dtype: torch.dtype) -> int:
-        """Sweeps that leave nothing but `dtype`'s rounding: qᵏ ≤ ε, and one more for the plain first sweep.
-
-        Raises:
-            UsageError: More than `MAX_SWEEPS` would be needed, so Δt is out of all proportion to Δx.
-        """
+        """Sweeps that leave nothing but `dtype`'s rounding: qᵏ ≤ ε, and one more for the plain first sweep."""
         if self.contraction ** (MAX_SWEEPS - 1) > torch.finfo(dtype).eps:
             raise UsageError(
                 f"{self}: a Crank–Nicolson step would take more than {MAX_SWEEPS} sweeps, because u crosses "
@@ -112,18 +109,12 @@ class BurgersGrid:
         centre = 1 + 2 * self.diffusion
         return 2 * self.diffusion / centre, 2 * abs(self.advection) * self.covered_speed / centre
 
-    @property
-    def _root(self) -> float:
-        p, s = self._axes
-        return math.sqrt(1 + s**2 - p**2)
-
 
 class Step(Protocol):
     """One inner step: the state u(t) along axis `dim` to u(t + Δt), all other axes being batch."""
 
     def __call__(self, u: Tensor, grid: BurgersGrid, dim: int = -1) -> Tensor:
         """Advance `u` by Δt."""
-        ...
 
 
 def rhs(u: Tensor, grid: BurgersGrid, dim: int = -1) -> Tensor:
@@ -141,9 +132,9 @@ def crank_nicolson(u: Tensor, grid: BurgersGrid, dim: int = -1) -> Tensor:
     """Crank–Nicolson, v = u + Δt/2 (f(u) + f(v)): second order, solved to rounding for |u| ≤ `grid.max_speed`."""
     u = at_least_float32(u)
     r = u + _half_step(u, grid, dim)
-    if _compiled_alone() and _has_kernel(r, dim):
-        return _by_kernel(r, grid)
-    v: Tensor = _ImplicitHalfStep.apply(r, grid, dim)
+    # A compiler is at work, and no transformation of torch.func, for which the kernel has no rules.
+    compiled_alone = torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    v: Tensor = _by_kernel(r, grid) if compiled_alone and _has_kernel(r, dim) else _ImplicitHalfStep.apply(r, grid, dim)
     return v
 
 
@@ -195,11 +186,6 @@ def _diagonal(right: Tensor, left: Tensor, grid: BurgersGrid) -> Tensor:
     return (centre + grid.advection * (right - left)).clamp(min=centre / 2)
 
 
-def _compiled_alone() -> bool:
-    """Whether a compiler is at work, and no transformation of torch.func, for which the kernel has no rules."""
-    return torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-
-
 def _has_kernel(r: Tensor, dim: int) -> bool:
     """Whether there is a kernel for all sweeps together; a compiler would write one for each, which takes it long.
 
@@ -212,9 +198,7 @@ def _has_kernel(r: Tensor, dim: int) -> bool:
 def _by_kernel(r: Tensor, grid: BurgersGrid) -> Tensor:
     from namm.simulators.burgers_kernels import solve
 
-    numbers = (grid.advection, grid.diffusion, grid.covered_speed, grid.relaxation)
-    v: Tensor = solve(r, *numbers, grid.sweeps(r.dtype))
-    return v
+    return solve(r, grid.advection, grid.diffusion, grid.covered_speed, grid.relaxation, grid.sweeps(r.dtype))
 
 
 class _ImplicitHalfStep(torch.autograd.Function):

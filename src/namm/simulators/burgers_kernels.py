@@ -20,23 +20,6 @@ NUMBERS = 2**10
 
 
 @triton.jit
-def _own(n, lines, N: tl.constexpr, LINES: tl.constexpr):
-    """The points of a program: their places, those of their right and left neighbours, and which of them there are."""
-    i = tl.arange(0, N)
-    line = tl.program_id(1) * LINES + tl.arange(0, LINES)
-    there = (i < n)[:, None] & (line < lines)[None, :]
-    first = tl.program_id(0).to(tl.int64) * n
-    right, left = tl.where(i + 1 < n, i + 1, 0), tl.where(i > 0, i - 1, n - 1)
-    place = (first + i)[:, None] * lines + line[None, :]
-    return (
-        place,
-        (first + right)[:, None] * lines + line[None, :],
-        (first + left)[:, None] * lines + line[None, :],
-        there,
-    )
-
-
-@triton.jit
 def _diagonal(right, left, a, b):
     """1 + 2b + a(v₊ − v₋), at least half of what it is at rest."""
     return tl.maximum(1 + 2 * b + a * (right - left), 0.5 + b, tl.PropagateNan.ALL)
@@ -54,86 +37,97 @@ def _neighbours(line, right, left, there):
     return tl.load(line + right, mask=there, other=0.0), tl.load(line + left, mask=there, other=0.0)
 
 
-# Relaxation keeps two states. They may not begin as the same one: triton 3.6 and 3.8 take two variables of a loop that
-# begin alike, the second of which becomes the first, for a single one. So the first sweep stands before the loop.
+@triton.jit
+def _sweep(after, before, source, from_right, from_left, a, b, ADJOINT: tl.constexpr):
+    """One sweep: of the transposed rows, which are linear, or of T."""
+    linear = source + from_right * after + from_left * before
+    return linear if ADJOINT else (source + b * (after + before)) / _diagonal(after, before, a, b)
 
 
 @triton.jit
-def _solve(r, out, other, n, lines, a, b, omega, sweeps, N: tl.constexpr, LINES: tl.constexpr):
-    """v into `out`; `other` is as large, to write in."""
-    place, right, left, there = _own(n, lines, N, LINES)
-    source = tl.load(r + place, mask=there, other=0.0)
-    after, before = _neighbours(r, right, left, there)
-    last, now = source, (source + b * (after + before)) / _diagonal(after, before, a, b)
-    one, two = out, other
-    for _ in range(sweeps - 1):
-        tl.store(one + place, now, mask=there)
-        tl.debug_barrier()
-        after, before = _neighbours(one, right, left, there)
-        swept = (source + b * (after + before)) / _diagonal(after, before, a, b)
-        following = last + omega * (swept - last)
-        last, now = now, following
-        one, two = two, one
-    tl.debug_barrier()
-    tl.store(out + place, now, mask=there)
+def _relax(
+    v,
+    grad,
+    out,
+    other,
+    n,
+    lines,
+    a,
+    b,
+    speed,
+    omega,
+    sweeps,
+    ADJOINT: tl.constexpr,
+    N: tl.constexpr,
+    LINES: tl.constexpr,
+):
+    """Into `out` the solution for the right-hand side r in `v`; or λ for the solution `v` and its `grad`.
 
-
-@triton.jit
-def _solve_back(v, grad, out, other, n, lines, a, b, speed, omega, sweeps, N: tl.constexpr, LINES: tl.constexpr):
-    """λ into `out`; `other` is as large, to write in."""
-    place, right, left, there = _own(n, lines, N, LINES)
+    `other` is as large as `out`, to write in. Relaxation keeps two states. They may not begin as the same one: triton
+    3.6 and 3.8 take two variables of a loop that begin alike, the second of which becomes the first, for a single one.
+    So the first sweep stands before the loop.
+    """
+    i = tl.arange(0, N)
+    line = (tl.program_id(1) * LINES + tl.arange(0, LINES))[None, :]
+    there = (i < n)[:, None] & (line < lines)
+    first = tl.program_id(0).to(tl.int64) * n
+    place = (first + i)[:, None] * lines + line
+    right = (first + tl.where(i + 1 < n, i + 1, 0))[:, None] * lines + line
+    left = (first + tl.where(i > 0, i - 1, n - 1))[:, None] * lines + line
     after, before = _neighbours(v, right, left, there)
-    after, before = _held(after, speed), _held(before, speed)
-    scale = 1 / _diagonal(after, before, a, b)
-    from_right, from_left = scale * (b + a * after), scale * (b - a * before)
-    source = scale * tl.load(grad + place, mask=there, other=0.0)
-    tl.store(other + place, source, mask=there)
-    tl.debug_barrier()
-    after, before = _neighbours(other, right, left, there)
-    last, now = source, source + from_right * after + from_left * before
+    if ADJOINT:
+        after, before = _held(after, speed), _held(before, speed)
+        scale = 1 / _diagonal(after, before, a, b)
+        from_right, from_left = scale * (b + a * after), scale * (b - a * before)
+        source = scale * tl.load(grad + place, mask=there, other=0.0)
+        tl.store(other + place, source, mask=there)
+        tl.debug_barrier()
+        after, before = _neighbours(other, right, left, there)
+    else:
+        source = tl.load(v + place, mask=there, other=0.0)
+        from_right, from_left = source, source
+    last, now = source, _sweep(after, before, source, from_right, from_left, a, b, ADJOINT)
     one, two = out, other
     for _ in range(sweeps - 1):
         tl.store(one + place, now, mask=there)
         tl.debug_barrier()
         after, before = _neighbours(one, right, left, there)
-        swept = source + from_right * after + from_left * before
-        following = last + omega * (swept - last)
+        following = last + omega * (_sweep(after, before, source, from_right, from_left, a, b, ADJOINT) - last)
         last, now = now, following
         one, two = two, one
     tl.debug_barrier()
     tl.store(out + place, now, mask=there)
+
+
+def _launch(v: Tensor, grad: Tensor, *how: float, adjoint: bool) -> Tensor:
+    """Share (..., n, lines) among programs, each with whole lines of about `NUMBERS` points."""
+    v, grad = v.contiguous(), grad.contiguous()
+    out, other = torch.empty_like(v), torch.empty_like(v)
+    n, lines = v.shape[-2:]
+    whole = triton.next_power_of_2(n)
+    together = max(1, min(triton.next_power_of_2(lines), NUMBERS // whole))
+    with torch.cuda.device_of(v):
+        programs = v.numel() // (n * lines), -(-lines // together)
+        _relax[programs](v, grad, out, other, n, lines, *how, ADJOINT=adjoint, N=whole, LINES=together)
+    return out
 
 
 @torch.library.custom_op("namm::burgers_solve", mutates_args=())
 def solve(r: Tensor, a: float, b: float, speed: float, omega: float, sweeps: int) -> Tensor:
     """v of r (..., n, lines), float32."""
-    r = r.contiguous()
-    out, other = torch.empty_like(r), torch.empty_like(r)
-    grid, sizes = _cut(r)
-    with torch.cuda.device_of(r):
-        _solve[grid](r, out, other, *r.shape[-2:], a, b, omega, sweeps, **sizes)
-    return out
+    return _launch(r, r, a, b, speed, omega, sweeps, adjoint=False)
 
 
 @torch.library.custom_op("namm::burgers_solve_adjoint", mutates_args=())
 def solve_adjoint(v: Tensor, grad: Tensor, a: float, b: float, speed: float, omega: float, sweeps: int) -> Tensor:
     """λ of v and ∂ℓ/∂v, both (..., n, lines), float32."""
-    v, grad = v.contiguous(), grad.contiguous()
-    out, other = torch.empty_like(v), torch.empty_like(v)
-    grid, sizes = _cut(v)
-    with torch.cuda.device_of(v):
-        _solve_back[grid](v, grad, out, other, *v.shape[-2:], a, b, speed, omega, sweeps, **sizes)
-    return out
+    return _launch(v, grad, a, b, speed, omega, sweeps, adjoint=True)
 
 
 @solve.register_fake
+@solve_adjoint.register_fake
 def _(r: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(r, memory_format=torch.contiguous_format)
-
-
-@solve_adjoint.register_fake
-def _(v: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -146,11 +140,3 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 solve.register_autograd(_differentiate, setup_context=_remember)
-
-
-def _cut(x: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    """How (..., n, lines) is shared by programs."""
-    n, lines = x.shape[-2:]
-    whole = triton.next_power_of_2(n)
-    together = max(1, min(triton.next_power_of_2(lines), NUMBERS // whole))
-    return (x.numel() // (n * lines), -(-lines // together)), {"N": whole, "LINES": together}

@@ -63,13 +63,7 @@ def draw_catalogue(
 ) -> Catalogue:
     """`n` images of `count` sources on size × size pixels, on the generator's device.
 
-    Args:
-        n: Images.
-        count: Sources in each.
-        size: Pixels along a side.
-        peaks: A_min and A_max.
-        separation: Smallest distance between two centres of an image.
-        rng: What the draws depend on.
+    `peaks` are A_min and A_max; two centres of an image are at least `separation` apart.
     """
     require_room(count, size, separation)
     # One seed from torch, then NumPy, whose gamma and beta variates take a generator.
@@ -146,18 +140,12 @@ def blurred(white: Tensor, *, scale: float, blur: float) -> Tensor:
     for i in range(size):
         band[i, i : i + len(kernel)] = kernel
     band = band.to(white.device)
-    sky: Tensor = scale * (band @ white @ band.T)
-    return sky
+    return scale * (band @ white @ band.T)
 
 
 def background_variance(scale: float, blur: float) -> float:
     """Variance of a pixel of `background`; scale²/(4π blur²) for wide blurs."""
     return float(scale * blur_kernel(blur).square().sum()) ** 2
-
-
-def peak_of(decibels: float, variance: float) -> float:
-    """The peak A whose square is `decibels` above `variance`."""
-    return math.sqrt(variance) * 10 ** (decibels / 20)
 
 
 def _axes(shape: tuple[int, ...], numpy: np.random.Generator) -> NDArray[np.float64]:

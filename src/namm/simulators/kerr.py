@@ -170,7 +170,7 @@ def captured(camera: Camera, steps: int, turns: float = TURNS) -> Tensor:
         end = ~ray.live & ~ended[ray.index]
         inside[ray.index[end]] = ray.w[end] > 0
         ended[ray.index[end]] = True
-    return inside.reshape((camera.spin * camera.inclination * camera.alpha * camera.beta).shape)
+    return inside.reshape(torch.broadcast_shapes(*(part.shape for part in vars(camera).values())))
 
 
 @dataclass(frozen=True)

@@ -26,47 +26,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from namm.datasets.batches import Images, to_tensor
-from namm.errors import CheckpointError, RunFolderError
-from namm.files import differences, write_atomically, write_json
+from namm.errors import CheckpointError
+from namm.files import write_atomically
 
-KIND = "namm training"
 PATTERN = "step-*.safetensors"
-
-
-# Whose folder it is
-
-
-def claim(folder: Path, description: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds anything but this very training; write into an empty one what it will hold."""
-    settings = folder / "settings.json"
-    described = json.loads(json.dumps({"kind": KIND, **description}, default=str))
-    if settings.exists():
-        found = _read_settings(settings)
-        if changed := differences(found, described):
-            raise RunFolderError(
-                f"{folder} holds a training with other settings ({'; '.join(changed[:6])}): "
-                "choose another folder, or delete this one to start over."
-            )
-        return
-    foreign = [
-        entry.name for entry in folder.iterdir() if entry.name != ".lock" and not entry.name.startswith(".settings")
-    ]
-    if foreign:
-        raise RunFolderError(
-            f"{folder} is not empty and is not one of ours (it holds {', '.join(sorted(foreign)[:3])}): "
-            "choose another folder."
-        )
-    write_json(settings, described)
-
-
-def _read_settings(settings: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(settings.read_text())
-    except ValueError as error:
-        raise RunFolderError(f"{settings} cannot be read ({error}): choose another folder.") from error
-    if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise RunFolderError(f"{settings} was not written by a training of namm: choose another folder.")
-    return found
 
 
 # What tells one training from another

@@ -20,8 +20,8 @@ from torch.nn import functional
 from namm.constraints.count import Counter
 from namm.datasets.batches import in_chunks
 from namm.datasets.galaxies import Galaxies
-from namm.errors import RunFolderError, UsageError
-from namm.files import differences
+from namm.errors import UsageError
+from namm.files import require_same
 from namm.numerics import fold
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import TrainSettings
@@ -100,15 +100,15 @@ def train_counter(
         raise UsageError(f"a counter is written to a file that ends in .safetensors, which {path} does not.")
     if not labels or n_train < 1 or n_val < 1:
         raise UsageError(f"labels {list(labels)}, n_train {n_train} and n_val {n_val}: there must be some of each.")
-    described: dict[str, Any] = {
-        **{"size": size, "labels": list(labels), "n_train": n_train, "n_val": n_val},
-        "settings": settings.identity() | {"betas": list(settings.betas)},
-    }
+    asked: dict[str, Any] = {"size": size, "labels": list(labels), "n_train": n_train, "n_val": n_val}
+    asked["settings"] = settings.identity() | {"betas": list(settings.betas)}
     recipes = [Galaxies(size=size, count=label, **dict(like or {})) for label in labels]
     if unusual := {name: value for name, value in (like or {}).items() if value != getattr(Galaxies, name)}:
-        described["galaxies"] = unusual
+        asked["galaxies"] = unusual
     if path.exists():
-        return _read_back(path, described)
+        counter = Counter.load(path)
+        require_same(path, counter.facts.get("training", {}), asked, "a counter of other settings")
+        return counter
     counter = Counter(size)
     seed = fold(settings.seed, "counter")  # so that it is not trained on the images of a run with the same seed
     data, held_out = (numbered_images(recipes, seed, split, n) for split, n in (("train", n_train), ("val", n_val)))
@@ -119,13 +119,13 @@ def train_counter(
         settings,
         validation=(held_out,),
         folder=path.with_suffix(".training"),
-        description={"counter": counter.config, "data": described},
+        description={"counter": counter.config, "data": asked},
         title="counter",
         progress=progress,
     )
     errors = mean_errors(counter, held_out)
     counter.facts = {
-        "training": described,
+        "training": asked,
         "steps": trained.steps,
         "error": sum(errors.values()) / len(errors),
         "errors": {str(label): error for label, error in errors.items()},
@@ -218,13 +218,3 @@ def mean_errors(counter: Counter, numbered: Tensor) -> dict[int, float]:
         numbers.append(k)
     error, number = torch.cat(errors), torch.cat(numbers)
     return {int(k): error[number == k].mean().item() for k in number.unique()}
-
-
-def _read_back(path: Path, described: dict[str, Any]) -> Counter:
-    counter = Counter.load(path)
-    if changed := differences(counter.facts.get("training", {}), described):
-        raise RunFolderError(
-            f"{path} holds a counter of other settings ({'; '.join(changed[:6])}) and is not overwritten: "
-            "write to another file, or remove that one first."
-        )
-    return counter

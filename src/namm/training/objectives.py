@@ -1,22 +1,24 @@
 """What a mirror map is trained for: paper Section 3, equation by equation.
 
     min over g, f   L_cycle + λ_constr L_constr + λ_reg R                                              (1)
-    noisy mirror distributions   y = g(x) + σ z,   σ ~ U(0, σ_max),   z ~ N(0, I)                      (2)
+    noisy mirror distributions   y = g(x) + σ z,   σ ~ U(0, σ_max),   z ~ N(0, I) or `ModelErrors`     (2)
     L_cycle  = ‖x − f(g(x))‖₁ + ‖y − g(f(y))‖₁                                                          (3)
     L_constr = ℓ(f(y))                                                                                  (4)
     R        = ‖x − g(x)‖₁                                                                              (5)
     finetuning, g frozen, ỹ a sample of the mirror diffusion model, y = ỹ + σ z:
     min over f   ‖x − f(g(x))‖₁ + ‖y − g(f(y))‖₁ + λ_constr ℓ(f(y))                                     (7)
 
-Norms are means over pixels and expectations are means over the batch. An objective draws its random numbers in `draw`
-and is otherwise a pure function of tensors: `forward` compiles as one graph, and a process that holds a slice of
-the batch gets its slice of the draws.
+Norms are means over pixels and expectations are means over the batch; cycle terms and R are in the units of the
+networks, where images are standardised (`MirrorMap`), and ℓ in those of the data. An objective draws its
+random numbers in `draw` and is otherwise a pure function of tensors: `forward` compiles as one graph, and a process
+that holds a slice of the batch gets its slice of the draws.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +49,8 @@ class Objective(nn.Module, ABC):
 # Eq. 2: how far from g(x) the inverse map is trained
 
 
-class NoiseLevel(Protocol):
-    """Draws σ, one per image."""
+class Noise(Protocol):
+    """Draws σ, one per image, and the errors that it multiplies."""
 
     @property
     def maximum(self) -> float:
@@ -57,10 +59,21 @@ class NoiseLevel(Protocol):
     def __call__(self, like: Tensor, generator: torch.Generator) -> Tensor:
         """σ of shape (B, 1, 1, 1) for images `like` (B, C, H, W)."""
 
+    def errors(self, like: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """z (B, C, H, W) and, where it has one, a gain γ (B, 1, 1, 1): y becomes y + σ (z + γ y)."""
+
+
+class WhiteNoise:
+    """z ~ N(0, I)."""
+
+    def errors(self, like: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """z (B, C, H, W)."""
+        return (torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype),)
+
 
 @dataclass(frozen=True)
-class UniformNoise:
-    """σ ~ U(0, maximum): the paper's choice, since the error of a generative model is not known in advance."""
+class UniformNoise(WhiteNoise):
+    """White noise, σ ~ U(0, maximum): the paper's, since the error of a generative model is not known in advance."""
 
     maximum: float = 0.1
 
@@ -71,8 +84,8 @@ class UniformNoise:
 
 
 @dataclass(frozen=True)
-class FixedNoise:
-    """σ = maximum always: the paper's ablation (App. D.2)."""
+class FixedNoise(WhiteNoise):
+    """White noise, σ = maximum always: the paper's ablation (App. D.2)."""
 
     maximum: float = 0.1
 
@@ -81,9 +94,58 @@ class FixedNoise:
         return like.new_full((len(like), 1, 1, 1), self.maximum)
 
 
-def perturb(y: Tensor, sigma: Tensor, z: Tensor) -> Tensor:
-    """Eq. 2: y + σ z."""
-    return y + sigma * z
+@dataclass(frozen=True)
+class ModelErrors(UniformNoise):
+    """Errors of the kinds that generative models make, σ ~ U(0, maximum).
+
+    White noise and a smooth field share the variance at random, and each channel's level and the image's contrast are
+    off besides. White noise alone moves a sum over N pixels √N times less than a smooth error of the same size does,
+    so that an f trained on it never meets what samples are wrong in.
+
+    Attributes:
+        maximum: σ_max.
+        level: Standard deviation of each channel's offset, and of the image's gain, in σ.
+    """
+
+    level: float = 0.3
+
+    def errors(self, like: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """z (B, C, H, W) and γ (B, 1, 1, 1)."""
+        (white,) = super().errors(like, generator)
+        to: dict[str, Any] = {"generator": generator, "device": like.device, "dtype": like.dtype}
+        one = (len(like), 1, 1, 1)
+        share, length = torch.rand(one, **to), torch.rand(one, **to)
+        offset = torch.randn((*like.shape[:2], 1, 1), **to)
+        gain = self.level * torch.randn(one, **to)
+        smooth = smoothed(torch.randn(like.shape, **to), length)
+        return share.sqrt() * white + (1 - share).sqrt() * smooth + self.level * offset, gain
+
+
+@dataclass(frozen=True)
+class FixedModelErrors(ModelErrors):
+    """Errors of the kinds that generative models make, σ = maximum always."""
+
+    def __call__(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        """σ of shape (B, 1, 1, 1)."""
+        return like.new_full((len(like), 1, 1, 1), self.maximum)
+
+
+def smoothed(z: Tensor, length: Tensor) -> Tensor:
+    """White noise z (B, C, H, W) under a Gaussian filter, scaled to variance one.
+
+    `length` (B, 1, 1, 1) in [0, 1] leads from 0.7 pixels to a fifth of the shorter side.
+    """
+    height, width = z.shape[-2:]
+    pixels = 0.7 * max(min(height, width) / 3.5, 1.0) ** length
+    rows, columns = torch.fft.fftfreq(height, device=z.device), torch.fft.rfftfreq(width, device=z.device)
+    window = torch.exp(-2 * (math.pi * pixels) ** 2 * (rows[:, None].square() + columns.square()))
+    field = torch.fft.irfft2(torch.fft.rfft2(z) * window, s=(height, width))
+    return field / field.std((1, 2, 3), keepdim=True).clamp_min(1e-12)
+
+
+def perturb(y: Tensor, sigma: Tensor, z: Tensor, gain: Tensor | float = 0.0) -> Tensor:
+    """Eq. 2: y + σ z, or y + σ (z + γ y)."""
+    return y + sigma * (z + gain * y)
 
 
 # Eqs. 3 to 5: the terms
@@ -152,7 +214,7 @@ class MapObjective(Objective):
         mirror: MirrorMap,
         constraint: Constraint,
         *,
-        noise: NoiseLevel = UniformNoise(0.1),
+        noise: Noise = UniformNoise(0.1),
         weights: Weights = Weights(),
         regulariser: Regulariser | None = None,
     ) -> None:
@@ -168,19 +230,19 @@ class MapObjective(Objective):
         return self
 
     def draw(self, batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
-        """σ (B, 1, 1, 1) and z (B, C, H, W)."""
+        """σ (B, 1, 1, 1), z (B, C, H, W) and, where the noise has one, γ (B, 1, 1, 1)."""
         return _draw_noise(self.noise, batch[0], generator)
 
     def forward(self, *tensors: Tensor) -> Losses:
-        """x, σ, z -> losses; f runs once on clean and noisy mirror images together."""
-        x, sigma, z = tensors
-        g, f = self.mirror.to_mirror, self.mirror.to_data
-        gx = g(x)
-        y = perturb(gx, sigma, z)
-        x_cycle, x_noisy = f(torch.cat([gx, y])).chunk(2)
-        cycle = cycle_loss(x, x_cycle) + cycle_loss(y, g(x_noisy))
-        distance = constraint_loss(self.constraint, x_noisy)
-        closeness = self.regulariser(self.mirror.g, x, gx)
+        """x, σ, z[, γ] -> losses; f runs once on clean and noisy mirror images together."""
+        x, sigma, *errors = tensors
+        g, f, u = self.mirror.g, self.mirror.f, self.mirror.standardise(x)
+        gx = g(u)
+        y = perturb(gx, sigma, *errors)
+        u_cycle, u_noisy = f(torch.cat([gx, y])).chunk(2)
+        cycle = cycle_loss(u, u_cycle) + cycle_loss(y, g(u_noisy))
+        distance = constraint_loss(self.constraint, self.mirror.unstandardise(u_noisy))
+        closeness = self.regulariser(g, u, gx)
         w = self.weights
         loss = w.cycle * cycle + w.constraint * distance + w.regulariser * closeness
         return {"loss": loss, "cycle": cycle, "constraint": distance, "regulariser": closeness}
@@ -194,7 +256,7 @@ class FinetuneObjective(Objective):
         mirror: MirrorMap,
         constraint: Constraint,
         *,
-        noise: NoiseLevel = UniformNoise(0.1),
+        noise: Noise = UniformNoise(0.1),
         weights: Weights = Weights(),
     ) -> None:
         super().__init__()
@@ -210,21 +272,21 @@ class FinetuneObjective(Objective):
         return self
 
     def draw(self, batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
-        """σ (B, 1, 1, 1) and z (B, C, H, W)."""
+        """σ (B, 1, 1, 1), z (B, C, H, W) and, where the noise has one, γ (B, 1, 1, 1)."""
         return _draw_noise(self.noise, batch[1], generator)
 
     def forward(self, *tensors: Tensor) -> Losses:
-        """x, ỹ, σ, z -> losses."""
-        x, samples, sigma, z = tensors
-        g, f = self.mirror.to_mirror, self.mirror.to_data
-        y = perturb(samples, sigma, z)
-        x_cycle, x_noisy = f(torch.cat([g(x), y])).chunk(2)
-        cycle = cycle_loss(x, x_cycle) + cycle_loss(y, g(x_noisy))
-        distance = constraint_loss(self.constraint, x_noisy)
+        """x, ỹ, σ, z[, γ] -> losses."""
+        x, samples, sigma, *errors = tensors
+        g, f, u = self.mirror.g, self.mirror.f, self.mirror.standardise(x)
+        y = perturb(samples, sigma, *errors)
+        u_cycle, u_noisy = f(torch.cat([g(u), y])).chunk(2)
+        cycle = cycle_loss(u, u_cycle) + cycle_loss(y, g(u_noisy))
+        distance = constraint_loss(self.constraint, self.mirror.unstandardise(u_noisy))
         loss = self.weights.cycle * cycle + self.weights.constraint * distance
         return {"loss": loss, "cycle": cycle, "constraint": distance}
 
 
-def _draw_noise(noise: NoiseLevel, like: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    z = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
-    return noise(like, generator), z
+def _draw_noise(noise: Noise, like: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+    errors = noise.errors(like, generator)
+    return noise(like, generator), *errors

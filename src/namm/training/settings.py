@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 from namm.errors import UsageError
 from namm.precision import Precision
 
+CHOSEN = "tuning.json"
+"""File of the numbers that were chosen for a training, in its folder."""
 Schedule = Literal["constant", "cosine"]
 OBSERVING = {"validations", "log_every", "checkpoint_seconds", "keep"}  # settings that do not touch the weights
 
@@ -20,7 +22,7 @@ class TrainSettings:
     """
 
     budget: str = "10000 steps"
-    """How long: "N steps", "N epochs" or "N minutes". Minutes become a number of steps once, after a timed warm-up."""
+    """How long: "N steps", "N epochs" or "N minutes" of compute, which become steps at the speed they are made."""
     batch_size: int = 16
     """Images per step over all processes."""
     learning_rate: float = 2e-4
@@ -51,23 +53,20 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         Budget.parse(self.budget)
-        for name in ("warmup_steps", "milestones", "validations", "checkpoint_seconds"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}.")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise UsageError(f"betas must lie in [0, 1), not {self.betas}.")
-        for name in ("batch_size", "log_every", "keep"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if not 0 < self.learning_rate < math.inf:
-            raise UsageError(f"learning_rate must be positive and finite, not {self.learning_rate}.")
-        if not 0 <= self.ema_decay < 1:
-            raise UsageError(f"ema_decay must lie in [0, 1), not {self.ema_decay}.")
-        if self.clip is not None and not self.clip > 0:
-            raise UsageError(f"clip must be positive or none, not {self.clip}.")
-        for name, allowed in (("schedule", get_args(Schedule)), ("precision", get_args(Precision))):
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
+        counts, others = ("batch_size", "log_every", "keep"), ("warmup_steps", "milestones", "validations")
+        conditions = [
+            *((name, getattr(self, name) >= 1, "be at least 1") for name in counts),
+            *((name, getattr(self, name) >= 0, "be 0 or more") for name in (*others, "checkpoint_seconds")),
+            ("betas", all(0 <= beta < 1 for beta in self.betas), "lie in [0, 1)"),
+            ("learning_rate", 0 < self.learning_rate < math.inf, "be positive and finite"),
+            ("ema_decay", 0 <= self.ema_decay < 1, "lie in [0, 1)"),
+            ("clip", self.clip is None or self.clip > 0, "be positive or none"),
+            ("schedule", self.schedule in get_args(Schedule), f"be one of {', '.join(get_args(Schedule))}"),
+            ("precision", self.precision in get_args(Precision), f"be one of {', '.join(get_args(Precision))}"),
+        ]
+        for name, holds, rule in conditions:
+            if not holds:
+                raise UsageError(f"{name} must {rule}, not {getattr(self, name)!r}.")
 
     def same_step(self, other: "TrainSettings") -> bool:
         """Whether a step of one network costs the same under both."""
@@ -96,6 +95,11 @@ class Budget:
         if match is None or not amount > 0 or math.isinf(amount):
             raise UsageError(f'the budget {text!r} is not "N steps", "N epochs" or "N minutes" with N > 0.')
         return cls(amount, f"{match[2]}s")  # type: ignore[arg-type]
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of compute, where the unit is minutes."""
+        return 60 * self.amount if self.unit == "minutes" else None
 
     def steps(self, images: int, batch_size: int) -> int | None:
         """The number of steps where it is known in advance: not for minutes."""
@@ -129,3 +133,21 @@ def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
 def evenly(count: int, total: int) -> frozenset[int]:
     """`count` steps evenly spaced in 1 … `total`, the last one `total`; none for a count of zero."""
     return frozenset(max(1, round(total * k / count)) for k in range(1, count + 1)) if count else frozenset()
+
+
+# A budget in minutes: how many steps it is
+
+MARKS = (1 / 32, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)
+"""Shares of the planned steps after which their number is estimated anew; the last ones set right what changed late."""
+MEASURED = 8
+"""Steps, at least, from which their number is estimated; a training that plans fewer has its mark at the end."""
+
+
+def replan_steps(total: int) -> frozenset[int]:
+    """The steps after which a training for minutes may change `total`, the number it plans; nowhere else."""
+    return frozenset(min(total, max(MEASURED, math.ceil(share * total))) for share in MARKS)
+
+
+def planned_steps(asked: float, step: int, spent: float) -> int:
+    """Steps in all that take `asked` seconds, if those to come are as fast as the first `step`, which took `spent`."""
+    return max(step, round(asked * step / spent)) if spent > 0 else step

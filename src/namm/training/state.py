@@ -21,52 +21,44 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """What Adam keeps of every weight."""
 
 
+@torch.no_grad()
+def overwrite(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy `values` into `tensors`, name by name."""
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that later changes do not reach."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
 class Ema:
-    """Exponential moving average ē of `tensors`, which the caller goes on changing in place.
+    """Exponential moving average ē of `live` tensors, which training changes in place; integers are copied."""
 
-    Integer tensors are copied, not averaged.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor], decay: float) -> None:
-        self.decay = decay
-        self.live = dict(tensors)
-        self.average = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        floating = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+    def __init__(self, live: Mapping[str, Tensor], decay: float) -> None:
+        self.live, self.decay, self.average = dict(live), decay, copies(live)
+        floating = [name for name, tensor in live.items() if tensor.is_floating_point()]
         self._averages = [self.average[name] for name in floating]
-        self._weights = [tensors[name].detach() for name in floating]
-        self._others = [name for name in tensors if name not in floating]
+        self._weights = [live[name].detach() for name in floating]
+        self._others = {name: self.average[name] for name in live if name not in floating}
 
     @torch.no_grad()
     def update(self, n: int) -> None:
         """Take in the live tensors after update number `n` = 0, 1, 2, …"""
         decay = min(self.decay, (1 + n) / (10 + n))
         torch._foreach_lerp_(self._averages, self._weights, 1 - decay)
-        for name in self._others:
-            self.average[name].copy_(self.live[name])
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the average."""
-        for name, average in self.average.items():
-            average.copy_(tensors[name])
-
-    @torch.no_grad()
-    def copy_to_live(self) -> None:
-        """Overwrite the live tensors with the average."""
-        for name, tensor in self.live.items():
-            tensor.copy_(self.average[name])
+        overwrite(self._others, self.live)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The live tensors hold the average inside this context, and their own values again after it."""
-        own = {name: tensor.detach().clone() for name, tensor in self.live.items()}
-        self.copy_to_live()
+        before = copies(self.live)
+        overwrite(self.live, self.average)
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, tensor in self.live.items():
-                    tensor.copy_(own[name])
+            overwrite(self.live, before)
 
 
 class FlatWeights:
@@ -92,17 +84,17 @@ class FlatWeights:
             strides = torch.empty_like(weight, device="meta").stride()  # its own if they leave no gaps, else contiguous
             self._places.append((k, lengths[k], strides))
             lengths[k] += -(-weight.numel() // step) * step
-        device = self.weights[0].device
-        self.vectors = [
-            nn.Parameter(torch.zeros(length, dtype=dtype, device=device))
+        zeros = [
+            torch.zeros(length, dtype=dtype, device=self.weights[0].device)
             for dtype, length in zip(dtypes, lengths, strict=True)
         ]
-        self._whole_gradients = [torch.zeros_like(vector) for vector in self.vectors]
+        self.vectors = [nn.Parameter(vector) for vector in zeros]
+        self._whole_gradients = [torch.zeros_like(vector) for vector in zeros]
         for vector, gradient in zip(self.vectors, self._whole_gradients, strict=True):
             vector.grad = gradient
-        for weight, own in zip(self.weights, self.views([vector.data for vector in self.vectors]), strict=True):
-            own.copy_(weight.data)
-            weight.data, weight.grad = own, None
+        for weight, view in zip(self.weights, self.views(zeros), strict=True):
+            view.copy_(weight.data)
+            weight.data, weight.grad = view, None
         self._gradients = self.views(self._whole_gradients)
         self._addresses = [weight.data_ptr() for weight in self.weights]
 
@@ -167,16 +159,12 @@ class TrainingState:
 
     def keep(self, figures: Mapping[str, float]) -> None:
         """Make the averaged weights, whose figures these are, the best so far."""
-        self.best = {name: tensor.detach().clone() for name, tensor in self.ema.average.items()}
+        self.best = copies(self.ema.average)
         self.watched |= {"best": dict(figures), "kept_step": self.step}
 
-    @torch.no_grad()
     def copy_result_to_live(self) -> None:
         """Leave the weights that training is for in the module: the best, where they were watched, or the average."""
-        if not self.best:
-            self.ema.copy_to_live()
-        for name, tensor in self.best.items():
-            self.live[name].copy_(tensor)
+        overwrite(self.live, self.best or self.ema.average)
 
     def checkpoint(self) -> Checkpoint:
         """The whole state."""
@@ -201,11 +189,9 @@ class TrainingState:
             raise CheckpointError(
                 f"the checkpoint is of another network: {', '.join(sorted(missing)[:3])} do not match."
             )
-        moments = self._joined(groups["optimiser"])
-        with torch.no_grad():
-            for name, tensor in self.live.items():
-                tensor.copy_(groups["model"][name])
-        self.ema.load(groups["ema"])
+        moments = self._flat_moments(groups["optimiser"])
+        overwrite(self.live, groups["model"])
+        overwrite(self.ema.average, groups["ema"])
         self.optimiser.load_state_dict({"state": moments, "param_groups": self.optimiser.state_dict()["param_groups"]})
         facts = checkpoint.facts
         if groups["best"]:
@@ -226,22 +212,22 @@ class TrainingState:
         states = [self.optimiser.state[vector] for vector in self.flat.vectors]
         if not all(states):
             return {}
-        found = {name: self.flat.views([state[name] for state in states]) for name in MOMENTS}
-        return found | {"step": [states[0]["step"]] * len(self.flat.weights)}
+        moments = {name: self.flat.views([state[name] for state in states]) for name in MOMENTS}
+        return moments | {"step": [states[0]["step"]] * len(self.flat.weights)}
 
     @torch.no_grad()
-    def _joined(self, tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    def _flat_moments(self, tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
         """The optimiser's state of `_moments` in a checkpoint, empty where there are none."""
         if not tensors:
             return {}
-        found = [{name: torch.zeros_like(vector) for name in MOMENTS} for vector in self.flat.vectors]
+        moments = [{name: torch.zeros_like(vector) for name in MOMENTS} for vector in self.flat.vectors]
         for name in MOMENTS:
-            for index, view in enumerate(self.flat.views([state[name] for state in found])):
+            for index, view in enumerate(self.flat.views([state[name] for state in moments])):
                 kept = tensors.get(f"{index}/{name}")
                 if kept is None or kept.shape != view.shape:
                     raise CheckpointError("the checkpoint's moments are those of other weights.")
                 view.copy_(kept)
-        return {k: {**state, "step": tensors["0/step"]} for k, state in enumerate(found)}
+        return {k: {**state, "step": tensors["0/step"]} for k, state in enumerate(moments)}
 
     def _facts(self) -> dict[str, Any]:
         return {

@@ -3,9 +3,10 @@
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 from accelerate import PartialState
@@ -16,7 +17,7 @@ from namm.constraints import constraint as as_constraint
 from namm.constraints.contract import check_at, unusual
 from namm.datasets.batches import Images, check_images, check_values, to_tensor
 from namm.errors import CheckpointError, DataError, NammWarning
-from namm.evaluation.quality import measure_images, ratio
+from namm.evaluation.scores import measure_images, ratio
 from namm.evaluation.verdict import Watched
 from namm.files import rename_durably
 from namm.maps import ICNN, MirrorMap
@@ -25,44 +26,76 @@ from namm.training.checkpoint import describe_network, fingerprint, name_of, rea
 from namm.training.objectives import (
     FinetuneObjective,
     MapObjective,
-    NoiseLevel,
+    ModelErrors,
+    Noise,
     Regulariser,
     UniformNoise,
     Weights,
 )
 from namm.training.settings import TrainSettings
 from namm.training.trainer import TrainResult, Watch, train
+from namm.training.tune import Tuning, build_mirror, calibrate, chosen_once, tune
+
+Rule = Constraint | Callable[[Tensor], Tensor]
 
 CHECKED = 256  # images on which a constraint is tried before any training
 WATCHED = 512  # images, and samples, by which a finetuned f is judged
 CHUNK = 64  # images that go through a map together when it is measured
+MAP_SETTINGS = TrainSettings(
+    budget="500 steps", learning_rate=1e-3, schedule="cosine", warmup_steps=20, clip=1.0, ema_decay=0.99
+)
+"""How a map is trained where nothing is said: minutes on a CPU."""
 
 
+@dataclass(frozen=True)
+class MapResult(TrainResult):
+    """What the training of a map did.
+
+    Attributes:
+        mirror: The trained maps.
+        tuning: How σ_max and λ were chosen; None where both were given.
+    """
+
+    mirror: MirrorMap = field(kw_only=True)
+    tuning: Tuning | None = field(kw_only=True, default=None)
+
+
+@overload
 def train_map(
-    mirror: MirrorMap,
-    data: Images,
-    constraint: Constraint | Callable[[Tensor], Tensor],
-    *,
-    noise: NoiseLevel = UniformNoise(0.1),
-    weights: Weights = Weights(),
-    regulariser: Regulariser | None = None,
-    settings: TrainSettings = TrainSettings(),
-    validation: Images | None = None,
-    folder: str | Path | None = None,
-    floor_limit: float | None = 0.1,
-    progress: bool = True,
-) -> TrainResult:
+    data: Images, constraint: Rule, mirror: MirrorMap | None = None, **options: Unpack["MapOptions"]
+) -> MapResult: ...
+@overload
+def train_map(data: MirrorMap, constraint: Images, mirror: Rule, **options: Unpack["MapOptions"]) -> MapResult: ...
+def train_map(data: Any, constraint: Any, mirror: Any = None, **options: Unpack["MapOptions"]) -> MapResult:
     """Learn g and f on data that obey `constraint`; `mirror` is trained in place and ends with averaged weights.
+
+    `train_map(images, rule)` builds the maps and chooses their numbers (`namm.training.tune`); the result has them as
+    `mirror`. Maps that are given, third or, as `train_map(mirror, images, rule)`, first, keep their size.
 
     Before anything is spent, the constraint's contract and the data's own distance are checked, and whether ℓ notices
     the noise at all. σ_max and λ far from usual ones are warned of.
 
     Args:
-        mirror: The pair of maps.
         data: Images x (N, C, H, W): a tensor, a NumPy array, or an HDF5 data set, which is streamed if it does not fit.
         constraint: ℓ. A rule with weights or buffers is frozen, and moved to the device of the training, in place.
-        noise: How far from g(x) f learns to come back: `UniformNoise(σ_max)`, or `FixedNoise(σ)`.
-        weights: Weights of the terms of Eq. 1.
+        mirror: The pair of maps; None builds `build_mirror(data)`.
+        options: See `MapOptions`.
+    """
+    if isinstance(data, MirrorMap):
+        data, constraint, mirror = constraint, mirror, data
+    if mirror is None:
+        check_images(data)
+        mirror = build_mirror(data)
+    return _train_map(mirror, data, constraint, **options)
+
+
+class MapOptions(TypedDict, total=False):
+    """Options of `train_map`.
+
+    Attributes:
+        noise: How far from g(x) f learns to come back: `ModelErrors(σ_max)`, or, as in the paper, `UniformNoise(σ_max)`
+            or `FixedNoise(σ)`; chosen by measurement where it is left out.
+        weights: Weights of the terms of Eq. 1; λ is chosen by measurement where they are left out.
         regulariser: `gradient_regulariser`, as published, or `identity_regulariser` (Eq. 5). None takes the former
             where g is an ICNN and the latter for any other g, which has no potential (`default_regulariser`).
         settings: Budget, batch, rate, seed and the rest.
@@ -72,13 +105,47 @@ def train_map(
             any.
         progress: Show a progress bar.
     """
+
+    noise: Noise | None
+    weights: Weights | None
+    regulariser: Regulariser | None
+    settings: TrainSettings
+    validation: Images | None
+    folder: str | Path | None
+    floor_limit: float | None
+    progress: bool
+
+
+def _train_map(
+    mirror: MirrorMap,
+    data: Images,
+    constraint: Rule,
+    *,
+    noise: Noise | None = None,
+    weights: Weights | None = None,
+    regulariser: Regulariser | None = None,
+    settings: TrainSettings = MAP_SETTINGS,
+    validation: Images | None = None,
+    folder: str | Path | None = None,
+    floor_limit: float | None = 0.1,
+    progress: bool = True,
+) -> MapResult:
     rule = constraint if isinstance(constraint, Constraint) else as_constraint(constraint)
     report = _check_data(mirror, data, rule, floor_limit)
-    _check_noise(rule, data, noise.maximum, weights.constraint)
+    tuning = None
+    if noise is None or weights is None:
+        weight = None if weights is None else weights.constraint
+        choose = partial(tune, mirror, data, rule, noise=noise, weight=weight, seed=settings.seed)
+        tuning = chosen_once(None if folder is None else Path(folder), choose)
+        noise = noise or ModelErrors(tuning.sigma)
+        weights = weights or Weights(tuning.weight, cycle=1.0)
+    _check_noise(mirror, rule, data, noise.maximum, weights.constraint)
+    calibrate(mirror, data, rule, noise, settings.seed)
     objective = MapObjective(mirror, rule, noise=noise, weights=weights, regulariser=regulariser)
     described = _describe(mirror, rule, report, noise, weights, data) | {"regulariser": name_of(objective.regulariser)}
     held_out = None if validation is None else (validation,)
-    return _train(objective, mirror, (data,), held_out, described, settings, folder, "map", progress)
+    result = _train(objective, mirror, (data,), held_out, described, settings, folder, "map", progress)
+    return MapResult(**vars(result), mirror=mirror, tuning=tuning)
 
 
 def finetune_map(
@@ -87,7 +154,7 @@ def finetune_map(
     samples: Images,
     constraint: Constraint | Callable[[Tensor], Tensor],
     *,
-    noise: NoiseLevel = UniformNoise(0.1),
+    noise: Noise = UniformNoise(0.1),
     weights: Weights = Weights(),
     settings: TrainSettings = TrainSettings(),
     validation: tuple[Images, Images] | None = None,
@@ -255,12 +322,13 @@ def _check_data(mirror: MirrorMap, data: Images, rule: Constraint, floor_limit: 
     return report
 
 
-def _check_noise(rule: Constraint, data: Images, sigma: float, weight: float) -> None:
+def _check_noise(mirror: MirrorMap, rule: Constraint, data: Images, sigma: float, weight: float) -> None:
     """Refuse a rule that does not notice noise of σ_max; warn of a σ_max or λ far from usual ones."""
     if sigma <= 0 or weight == 0:  # the rule is only measured
         return
-    report = check_at(rule, to_tensor(data[:CHECKED]), sigma).require_active()
-    _warn(unusual(report, sigma, weight))
+    x = to_tensor(data[:CHECKED])
+    report = rule.check(x, noise=sigma) if mirror.standardisation else check_at(rule, x, sigma)
+    _warn(unusual(report.require_active(), sigma, weight))
 
 
 def _warn(sentences: list[str]) -> None:
@@ -270,7 +338,7 @@ def _warn(sentences: list[str]) -> None:
 
 
 def _describe(
-    mirror: MirrorMap, rule: Constraint, report: ConstraintReport, noise: NoiseLevel, weights: Weights, data: Images
+    mirror: MirrorMap, rule: Constraint, report: ConstraintReport, noise: Noise, weights: Weights, data: Images
 ) -> dict[str, Any]:
     """What tells one training of a map from another; a rule also by what it measures, since its code may change."""
     return {
@@ -281,5 +349,6 @@ def _describe(
         "constraint on noisy data": f"{report.noisy_mean:.3g}, gradient {report.gradient_norm:.3g}",
         "noise": name_of(noise),
         "weights": repr(weights),
+        "standardisation": mirror.standardisation,
         "data": fingerprint(data),
     }

@@ -24,8 +24,7 @@ from namm.maps import Mirror
 from namm.training.checkpoint import describe_network, fingerprint, weights_digest
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import SCORE_SETTINGS, TrainSettings
-from namm.training.step_cost import rehearse
-from namm.training.trainer import RESULT, TrainResult, train
+from namm.training.trainer import RESULT, TrainResult, rehearse, train
 
 MODEL = "model.safetensors"  # the trained state, in the training's folder
 
@@ -77,30 +76,37 @@ def train_model(
         raise UsageError(f"a {type(model).__name__} cannot be trained: it is not a torch.nn.Module.")
     processes = PartialState(cpu=not torch.cuda.is_available())
     for images, name in ((data, "data"), (validation, "validation")):
-        if images is not None:
-            _check_fit(images, model, name)
+        if images is None:
+            continue
+        check_images(images, name)
+        if tuple(images.shape[1:]) != tuple(model.sample_shape):
+            raise DataError(
+                f"{name} are images of {tuple(images.shape[1:])} but the model makes {tuple(model.sample_shape)}: "
+                "they must agree."
+            )
     check_values(data)
     objective = ModelObjective(model)
-    unfinished = folder is None or not (Path(folder) / RESULT).exists()
-    if unfinished and isinstance(model, Standardised):  # another's loss may need the statistics: `train` rehearses that
+    place = None if folder is None else Path(folder)
+    unfinished = place is None or not (place / RESULT).exists()
+    if unfinished and isinstance(objective.model, Standardised):  # else the loss may need statistics: `train` rehearses
         rehearse(objective, (data,), settings, processes.device, world=processes.num_processes, title="model")
     y = mirror_images(mirror, data, processes.device)
-    held_out = None
-    if validation is not None:
-        held_out = (mirror_images(mirror, validation, processes.device),)
+    held_out = None if validation is None else (mirror_images(mirror, validation, processes.device),)
     model.fit_statistics(y)
+    about = _describe(model, mirror, data)
     result = train(
         objective,
         (y,),
         settings,
         validation=held_out,
-        folder=folder,
-        description=_describe(model, mirror, data),
+        folder=place,
+        description=about,
         title="model",
         progress=progress,
     )
-    if folder is not None and processes.is_main_process:
-        _save(model, Path(folder) / MODEL)
+    if place is not None and processes.is_main_process and not (place / MODEL).exists():
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        write_atomically(place / MODEL, save(tensors))
     processes.wait_for_everyone()
     return result
 
@@ -109,15 +115,6 @@ def mirror_images(mirror: Mirror, data: Images, device: torch.device) -> np.ndar
     """g(x) of all images, (N, C, H, W), as `map_images` keeps them."""
     with evaluating(mirror.to(device)) if isinstance(mirror, nn.Module) else nullcontext():
         return map_images(mirror.to_mirror, data, device, "g")
-
-
-def _check_fit(images: Images, model: GenerativeModel, name: str) -> None:
-    check_images(images, name)
-    if tuple(images.shape[1:]) != tuple(model.sample_shape):
-        raise DataError(
-            f"{name} are images of {tuple(images.shape[1:])} but the model makes {tuple(model.sample_shape)}: "
-            "they must agree."
-        )
 
 
 def _describe(model: nn.Module, mirror: Mirror, data: Images) -> dict[str, Any]:
@@ -141,9 +138,3 @@ def load_model(model: nn.Module, folder: str | Path) -> None:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be loaded into this {type(model).__name__}: {error}") from error
     model.eval()
-
-
-def _save(model: nn.Module, path: Path) -> None:
-    """Write the state of the model, for `load_model`."""
-    if not path.exists():
-        write_atomically(path, save({name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}))

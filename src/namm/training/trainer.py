@@ -5,8 +5,10 @@ training is its step, its weights, their average and the optimiser's moments: th
 run that was killed and started again ends with the same bits (on CPU) as one that was not. For the same reason n
 processes that share a batch see what one process would see: each draws the whole batch's numbers and takes its slice.
 
-Before the first step one is rehearsed, so that what does not fit into memory is refused within seconds, and a budget in
-minutes becomes a number of steps, once, by steps that are timed and undone (`namm.training.step_cost`).
+Before the first step one is rehearsed, so that what does not fit into memory is refused within seconds. A budget in
+minutes becomes a number of steps by a few steps that are timed and undone. They may have met a busy moment of the
+machine, so the number is estimated anew from the steps made, at the marks of `replan_steps` and nowhere else. The state
+is saved at each: a resumed training keeps the number.
 """
 
 import math
@@ -14,31 +16,43 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe, in_chunks
-from namm.errors import Interrupted, TrainingError, UsageError
-from namm.files import owned, remove_partials, write_json
+from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe, in_chunks, to_tensor
+from namm.errors import Interrupted, MemoryShortage, TrainingError, UsageError
+from namm.files import Claim, owned, remove_partials, write_json
 from namm.formatting import html_table
-from namm.gpu import Recorded, can_record, compile_options, lay_out
+from namm.gpu import Recorded, can_record, compile_options, use_channels_last
+from namm.memory import peak, reset_peak, shortage, step_on_copies
 from namm.numerics import autocast, backends, fold, generator, seed_torch
-from namm.training.checkpoint import CheckpointFolder, claim, write
+from namm.training.checkpoint import CheckpointFolder, write
 from namm.training.log import Log, LossAverages, installed_trackers
 from namm.training.objectives import Losses, Objective
-from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
+from namm.training.settings import (
+    CHOSEN,
+    MEASURED,
+    Budget,
+    TrainSettings,
+    evenly,
+    learning_rate,
+    planned_steps,
+    replan_steps,
+)
 from namm.training.state import FlatWeights, TrainingState
-from namm.training.step_cost import TIMED, clock, rehearse, seconds_per_step, step_memory, warm_up
 
 RESULT = "result.json"  # what a finished training did, in its folder
+WARM_UP = 3  # steps not timed, in which code is compiled and recorded
+GROUP = 8  # steps timed together on a GPU, where waiting for each would be counted too
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,7 @@ class TrainResult:
         folder: Where everything is kept, if anywhere.
         kept_step: The step whose weights were kept, where a watch chose them; 0 are those it began with.
         collapsed: Whether a watch ended the training early.
+        budget: What was asked for, such as "2 minutes"; `steps` and `compute_seconds` are what was used.
     """
 
     steps: int
@@ -62,12 +77,14 @@ class TrainResult:
     folder: Path | None
     kept_step: int | None = None
     collapsed: bool = False
+    budget: str = ""
 
     def _repr_html_(self) -> str:
+        asked = {"asked for": self.budget} if self.budget else {}
         work = {"steps": self.steps, "images": self.images, "compute seconds": self.compute_seconds}
         kept = {} if self.kept_step is None else {"weights of step": self.kept_step}
         title = "training, ended by a collapse" if self.collapsed else "training"
-        return html_table(title, {**work, **kept, **self.losses, "folder": self.folder}.items())
+        return html_table(title, {**asked, **work, **kept, **self.losses, "folder": self.folder}.items())
 
 
 class Watch(Protocol):
@@ -117,49 +134,39 @@ def train(
     for images, held_out in zip(data, validation or (), strict=False):
         check_held_out(held_out, images)
     place = Path(folder) if folder is not None else None
-    trackers = installed_trackers() if place else []
-    accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(), mixed_precision="no", log_with=trackers or None, project_dir=place
-    )
+    log_with = (installed_trackers() or None) if place else None
+    cpu = not torch.cuda.is_available()
+    accelerator = Accelerator(cpu=cpu, mixed_precision="no", log_with=log_with, project_dir=place)
     if place is None or not (place / RESULT).exists():
         rehearse(objective, data, settings, accelerator.device, world=accelerator.num_processes, title=title)
     with ExitStack() as stack:
         if place and accelerator.is_main_process:
             stack.enter_context(owned(place))
-            claim(place, {"settings": settings.identity(), **(description or {})})
+            asked = {"settings": settings.identity(), **(description or {})}
+            Claim(place, "settings.json", "namm training", asked, leftovers=(CHOSEN,)).take()
         accelerator.wait_for_everyone()
         trainer = Trainer(objective, data, settings, validation, place, accelerator, after_step, watch, title)
         return trainer.run(progress)
 
 
-class StopRequest:
-    """Whether, and by which signal, the process was asked to stop."""
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-
-    def __bool__(self) -> bool:
-        return self.signal is not None
-
-
 @contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Remember the first SIGTERM or Ctrl-C inside this context, so that work can be saved; the second is immediate.
+def stop_requests() -> Iterator[threading.Event]:
+    """Note the first SIGTERM or Ctrl-C inside this context, so that work can be saved; the second is immediate.
 
     Signals reach the main thread only; elsewhere nothing is caught.
     """
-    request = StopRequest()
+    request = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        request.signal = signal.Signals(number)
+    def note(number: int, frame: FrameType | None) -> None:
+        request.set()
         signal.signal(number, before[signal.Signals(number)])
 
     for number in before:
-        signal.signal(number, remember)
+        signal.signal(number, note)
     try:
         yield request
     finally:
@@ -167,34 +174,55 @@ def stop_requests() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
+@dataclass(eq=False)
 class Trainer:
     """The loop behind `train`, whose arguments it takes."""
 
-    def __init__(
-        self,
-        objective: Objective,
-        data: tuple[Images, ...],
-        settings: TrainSettings,
-        validation: tuple[Images, ...] | None,
-        folder: Path | None,
-        accelerator: Accelerator,
-        after_step: Callable[[], None] | None,
-        watch: Watch | None,
-        title: str,
-    ) -> None:
-        self.objective, self.settings, self.validation, self.watch = objective, settings, validation, watch
-        self.folder, self.accelerator, self.title = folder, accelerator, title
-        self.device: torch.device = accelerator.device
-        self.rank, self.world = accelerator.process_index, accelerator.num_processes
-        self.images, self.shape = max(images.shape[0] for images in data), tuple(data[0].shape[1:])
-        self.sources = [
-            batches(images, self._order(images, fold(settings.seed, "data", k)), self.device, step_memory(objective))
-            for k, images in enumerate(data)
-        ]
+    objective: Objective
+    data: tuple[Images, ...]
+    settings: TrainSettings
+    validation: tuple[Images, ...] | None
+    folder: Path | None
+    accelerator: Accelerator
+    after_step: Callable[[], None] | None
+    watch: Watch | None
+    title: str
+
+    def __post_init__(self) -> None:
+        s, objective = self.settings, self.objective
+        self.device: torch.device = self.accelerator.device
+        self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
+        if s.batch_size % self.world:
+            raise UsageError(
+                f"batch_size {s.batch_size} cannot be shared by {self.world} processes: make it a multiple."
+            )
+        self.seconds_asked = Budget.parse(s.budget).seconds
+        self.sources = []
+        for k, images in enumerate(self.data):
+            seed = fold(s.seed, "data", k)
+            order = Order(images.shape[0], s.batch_size, seed, rank=self.rank, world=self.world)
+            self.sources.append(batches(images, order, self.device, step_memory(objective)))
+        objective.to(self.device).train()
+        weights = [p for p in objective.parameters() if p.requires_grad]
+        if not weights:
+            raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
+        self.dtype = weights[0].dtype
+        use_channels_last(objective, self.device)
         self._recorded: Recorded | None = None
-        self._prepare(after_step)
-        self.state = TrainingState(objective, self.flat, self.optimiser, settings.ema_decay)
-        self.checkpoints = CheckpointFolder(folder / "checkpoints", settings.keep) if folder else None
+        if s.compile and self.world == 1 and can_record(objective, self.device):
+            self._recorded = Recorded(self._gradients)
+        elif s.compile:
+            torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
+            numbers = s.batch_size * math.prod(self.data[0].shape[1:])
+            objective.compile(fullgraph=True, options=compile_options(objective, self.device, numbers, self.world))
+        self.model = self.accelerator.prepare(objective)  # which may replace weights
+        self.flat = FlatWeights(weights)
+        self.optimiser = torch.optim.Adam(self.flat.vectors, lr=s.learning_rate, betas=s.betas, fused=True)
+        if (after_step := self.after_step) is not None:
+            self.optimiser.register_step_post_hook(lambda *_: after_step())
+        self.autocast = autocast(s.precision, self.device)
+        self.state = TrainingState(objective, self.flat, self.optimiser, s.ema_decay)
+        self.checkpoints = CheckpointFolder(self.folder / "checkpoints", s.keep) if self.folder else None
 
     def run(self, progress: bool) -> TrainResult:
         """Resume or start, train to the end, leave the averaged weights in the objective."""
@@ -209,12 +237,11 @@ class Trainer:
                 self._save()
             elif s.compile and state.step < state.total:
                 with state.undone():
-                    warm_up(self._update)
+                    self._warm_up()
             if state.step < state.total:
                 stop = stack.enter_context(stop_requests())
-                where = (self.accelerator, self.folder, state)
-                log = Log(*where, title=self.title, batch_size=s.batch_size, visible=progress)
-                self._loop(stack.enter_context(log), stop)
+                log = Log(self.accelerator, self.folder, state, s, title=self.title, visible=progress)
+                self._loop(stack.enter_context(closing(log)), stop)
         state.copy_result_to_live()
         self.objective.eval()
         result = TrainResult(
@@ -225,6 +252,7 @@ class Trainer:
             self.folder,
             state.watched.get("kept_step"),
             state.watched.get("collapsed", False),
+            s.budget,
         )
         if self.folder and self.accelerator.is_main_process:
             write_json(self.folder / RESULT, {**asdict(result), "folder": None})
@@ -234,35 +262,6 @@ class Trainer:
         """Give weights memory of their own, and that of a recording back."""
         self._recorded = None
         self.flat.release()
-
-    # Setting up
-
-    def _order(self, images: Images, seed: int) -> Order:
-        batch = self.settings.batch_size
-        if batch % self.world:
-            raise UsageError(f"batch_size {batch} cannot be shared by {self.world} processes: make it a multiple.")
-        return Order(images.shape[0], batch, seed, rank=self.rank, world=self.world)
-
-    def _prepare(self, after_step: Callable[[], None] | None) -> None:
-        s = self.settings
-        self.objective.to(self.device).train()
-        weights = [p for p in self.objective.parameters() if p.requires_grad]
-        if not weights:
-            raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
-        self.dtype = weights[0].dtype
-        lay_out(self.objective, self.device)
-        if s.compile and self.world == 1 and can_record(self.objective, self.device):
-            self._recorded = Recorded(self._gradients)
-        elif s.compile:
-            torch.compiler.reset()  # so many shapes may be compiled in a process, and others' do not count
-            how = compile_options(self.objective, self.device, s.batch_size * math.prod(self.shape), self.world)
-            self.objective.compile(fullgraph=True, options=how)
-        self.model = self.accelerator.prepare(self.objective)  # which may replace weights
-        self.flat = FlatWeights(weights)
-        self.optimiser = torch.optim.Adam(self.flat.vectors, lr=s.learning_rate, betas=s.betas, fused=True)
-        if after_step is not None:
-            self.optimiser.register_step_post_hook(lambda *_: after_step())
-        self.autocast = autocast(s.precision, self.device)
 
     def _resume(self) -> bool:
         """Load the newest good checkpoint, if there is one."""
@@ -277,47 +276,83 @@ class Trainer:
             self.state.restore(checkpoint)
         return checkpoint is not None
 
+    # How many steps
+
     def _count_steps(self) -> int:
-        """Turn the budget into a number of steps, once; compilation, if any, happens here too."""
-        budget = Budget.parse(self.settings.budget)
-        steps = budget.steps(self.images, self.settings.batch_size)
-        if steps is None:
-            seconds = 60 * budget.amount
+        """Turn the budget into a number of steps; compilation, if any, happens here too."""
+        steps = Budget.parse(self.settings.budget).steps(
+            max(images.shape[0] for images in self.data), self.settings.batch_size
+        )
+        if steps is None or self.settings.compile:
             with self.state.undone():
-                each = seconds_per_step(self._update, self.accelerator, seconds)
-            return max(1, round(seconds / each))
-        if self.settings.compile:
-            with self.state.undone():
-                warm_up(self._update)
+                self._warm_up()
+                return steps or self._first_estimate()
         return steps
+
+    def _warm_up(self) -> None:
+        """Make the first steps, which take longer than others."""
+        for step in range(WARM_UP):
+            self._update(step)
+
+    def _first_estimate(self) -> int:
+        """Steps that a budget in minutes allows, from the lower quartile of a few: the machine may be busy now."""
+        group = GROUP if self.device.type == "cuda" else 1
+        times = []
+        for k in range(MEASURED):
+            start, first = clock(self.device), WARM_UP + group * k
+            for step in range(first, first + group):
+                self._update(step)
+            times.append((clock(self.device) - start) / group)
+        each = self._mean_over_processes(float(torch.tensor(times).quantile(0.25)))
+        return planned_steps(self.seconds_asked or 0.0, 1, each)
+
+    def _replan(self) -> None:
+        """Set the number of steps to what the steps made so far say that a budget in minutes allows."""
+        spent = self._mean_over_processes(self.state.compute_seconds)
+        self.state.total = planned_steps(self.seconds_asked or 0.0, self.state.step, spent)
+
+    def _mean_over_processes(self, value: float) -> float:
+        return float(self.accelerator.reduce(torch.tensor(value, device=self.device), reduction="mean"))
 
     # Training
 
-    def _loop(self, log: Log, stop: StopRequest) -> None:
-        s, state = self.settings, self.state
-        validations = evenly(s.validations, state.total) if self.validation else frozenset()
-        watched = evenly(max(1, s.validations), state.total) if self.watch else frozenset()
-        milestones = evenly(s.milestones, state.total) if self.folder else frozenset()
+    def _marks(self) -> dict[str, frozenset[int]]:
+        """The steps after which there is something to do besides training, for the number of steps planned now."""
+        s, total, none = self.settings, self.state.total, frozenset[int]()
+        return {
+            "validate": evenly(s.validations, total) if self.validation else none,
+            "judge": evenly(max(1, s.validations), total) if self.watch else none,
+            "snapshot": evenly(s.milestones, total) if self.folder else none,
+            "replan": replan_steps(total) if self.seconds_asked else none,
+        }
+
+    def _loop(self, log: Log, stop: threading.Event) -> None:
+        s, state, marks = self.settings, self.state, self._marks()
         averages, saved, started = LossAverages(), time.monotonic(), clock(self.device)
         while state.step < state.total:
             averages.add(self._update(state.step), step=state.step)
             state.ema.update(state.step)
             state.step += 1
+            due = {name for name, steps in marks.items() if state.step in steps}
             last = state.step == state.total
-            reporting = last or state.step % s.log_every == 0 or state.step in validations | watched
-            saving = last or time.monotonic() - saved >= s.checkpoint_seconds
-            stopping = bool(stop) if self.world == 1 else reporting and self._in_any_process(bool(stop))
-            if not (reporting or saving or stopping or state.step in milestones):
+            reporting = last or state.step % s.log_every == 0 or bool(due - {"snapshot"})
+            saving = last or "replan" in due or time.monotonic() - saved >= s.checkpoint_seconds
+            stopping = stop.is_set() if self.world == 1 else reporting and self._in_any_process(stop.is_set())
+            if not (reporting or saving or stopping or due):
                 continue
             state.compute_seconds += clock(self.device) - started
             self._require_finite(averages)
+            if "replan" in due:
+                self._replan()
+                marks = self._marks()
+                due = {name for name, steps in marks.items() if state.step in steps}
             if reporting:
-                values = self._means(averages) | (self._validate() if state.step in validations else {})
-                values |= self._judge() if state.step in watched else {}
+                values = self._means(averages) | (self._validate() if "validate" in due else {})
+                values |= self._judge() if "judge" in due else {}
                 state.losses |= values
-                log.write(values | {"learning_rate": learning_rate(s, state.step - 1, state.total)})
+                log.write(values | {"learning_rate": self.optimiser.param_groups[0]["lr"]})
                 averages = LossAverages()
-            if state.step in milestones:
+            if "snapshot" in due:
                 self._snapshot()
             if saving or stopping or state.step == state.total:
                 self._save()
@@ -333,7 +368,7 @@ class Trainer:
         """One step of the optimiser."""
         s = self.settings
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(s, step, self.state.total or TIMED)
+            group["lr"] = learning_rate(s, step, self.state.total or MEASURED)
         seed_torch(fold(s.seed, "dropout", step, self.rank), self.device)
         batch = tuple(source.batch(step).to(self.dtype) for source in self.sources)
         rng = generator(s.seed, "noise", step, device=self.device)
@@ -383,9 +418,9 @@ class Trainer:
         """What `watch` measures of the averaged weights, the same in all processes so that all decide alike."""
         self.objective.eval()
         with self.state.ema.applied():
-            measured = [watch.measure()]
+            figures = [watch.measure()]
         self.objective.train()
-        return broadcast_object_list(measured)[0] if self.world > 1 else measured[0]
+        return broadcast_object_list(figures)[0] if self.world > 1 else figures[0]
 
     # Keeping and judging
 
@@ -441,3 +476,68 @@ def validate(
         averages.add(objective.forward(*batch, *draws), weight=n)
     objective.train()
     return {f"val/{name}": float(mean) for name, mean in averages.means().items()}
+
+
+# Memory
+
+
+_rehearsed: WeakKeyDictionary[Objective, tuple[TrainSettings, int]] = WeakKeyDictionary()
+
+
+def rehearse(
+    objective: Objective,
+    data: tuple[Images, ...],
+    settings: TrainSettings,
+    device: torch.device,
+    *,
+    world: int = 1,
+    title: str = "training",
+) -> None:
+    """Refuse a training whose steps do not fit into memory, before anything is spent on it; once for each.
+
+    The step is the training's own, forward and backward at the full batch, with as much set aside as the optimiser and
+    the average will take. It works on copies of the weights and on random numbers of its own, so that a training ends
+    with the same bits with it and without it. A compiled step may need less memory than the plain one that is tried
+    here, so half a batch is tried for it; the whole one follows in the warm-up that compiles it. `data` give the shapes
+    of the batches, which `world` processes share: images serve for mirror images as well.
+    """
+    if objective in _rehearsed and _rehearsed[objective][0] == settings:
+        return
+    objective.to(device).train()
+    dtype = next((p.dtype for p in objective.parameters() if p.requires_grad), torch.float32)
+    copies = 3 if world == 1 else 4  # two moments, all gradients together, and what the processes exchange
+    share = settings.batch_size // world
+    tried = -(-share // 2) if settings.compile else share
+
+    def inputs(size: int) -> tuple[Tensor, ...]:
+        some = (to_tensor(images[: min(size, images.shape[0])]) for images in data)
+        batch = tuple(rows[torch.arange(size) % len(rows)].to(device, dtype) for rows in some)
+        return (*batch, *objective.draw(batch, generator(settings.seed, "dry step", device=device)))
+
+    def attempt(size: int) -> None:
+        step_on_copies(objective, lambda: inputs(size), autocast(settings.precision, device), copies)
+
+    reset_peak(device)
+    if (failure := shortage(attempt, tried, device)) is not None:
+        problem, fitting = failure[0], failure[1] * world
+        where = f"the memory of {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "memory"
+        smaller = f"a batch_size of {fitting} fits" if fitting else "not even a single image fits"
+        narrower = settings.precision == "fp32" and device.type == "cuda"
+        others = "smaller networks or images" + (", or precision bf16 (auto)" if narrower else "")
+        raise MemoryShortage(
+            f"{title}: a step with batch_size {settings.batch_size} does not fit into {where} ({problem}); {smaller}. "
+            f"Take {'that, ' if fitting else ''}{others}, or free what other programs hold."
+        )
+    _rehearsed[objective] = settings, peak(device) * share // tried
+
+
+def step_memory(objective: Objective) -> int:
+    """Bytes of the GPU that a step of `objective` took when it was rehearsed; 0 on a CPU, which does not count them."""
+    return _rehearsed[objective][1] if objective in _rehearsed else 0
+
+
+def clock(device: torch.device) -> float:
+    """Seconds since some fixed time, once all work queued on `device` is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -11,14 +11,14 @@ from scipy.signal import correlate2d
 from namm.errors import DataError, UsageError
 from namm.generative import NCSNpp
 from namm.generative.networks.ncsnpp.layers import (
-    Double,
-    Halve,
     PictureConv2d,
     PyramidStep,
     ResidualBlock,
     SelfAttention,
+    double,
     embed_time,
     group_norm,
+    halve,
 )
 
 SMALL = {"height": 8, "filters": 8, "multipliers": (1, 2), "blocks": 1, "attention": (4,)}
@@ -57,7 +57,7 @@ def test_halve_filters_and_keeps_even_pixels(memory):
     x = torch.randn(1, 2, 6, 10, dtype=torch.float64).contiguous(memory_format=memory)
     padded = np.pad(x.numpy(), ((0, 0), (0, 0), (1, 1), (1, 1)))
     expected = [correlate2d(channel, PHI, mode="valid")[::2, ::2] for channel in padded[0]]
-    np.testing.assert_allclose(Halve()(x)[0].numpy(), expected, atol=1e-14)
+    np.testing.assert_allclose(halve(x)[0].numpy(), expected, atol=1e-14)
 
 
 @LAYOUTS
@@ -67,7 +67,7 @@ def test_double_inserts_zeros_and_filters(memory):
     spread[:, ::2, ::2] = x[0].numpy()
     padded = np.pad(spread, ((0, 0), (2, 1), (2, 1)))
     expected = [correlate2d(channel, 4 * PHI, mode="valid") for channel in padded]
-    np.testing.assert_allclose(Double()(x)[0].numpy(), expected, atol=1e-14)
+    np.testing.assert_allclose(double(x)[0].numpy(), expected, atol=1e-14)
 
 
 def test_pyramid_filters_at_full_resolution_first():
@@ -80,13 +80,13 @@ def test_pyramid_filters_at_full_resolution_first():
     np.testing.assert_allclose(step(x)[0, 0].detach().numpy(), expected, atol=1e-14)
 
 
-@pytest.mark.parametrize("resampling", [Halve, Double])
+@pytest.mark.parametrize("resampling", [halve, double])
 def test_resampling_keeps_the_layout_and_is_exact_in_bfloat16(resampling):
     x = torch.randint(-8, 9, (2, 4, 600, 6)).bfloat16()
-    plain, packed = resampling()(x), resampling()(x.contiguous(memory_format=torch.channels_last))
+    plain, packed = resampling(x), resampling(x.contiguous(memory_format=torch.channels_last))
     assert packed.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(packed, plain)
-    assert torch.equal(plain, resampling()(x.double()).bfloat16())
+    assert torch.equal(plain, resampling(x.double()).bfloat16())
 
 
 def test_group_norm_of_channels_last_images_is_torchs():

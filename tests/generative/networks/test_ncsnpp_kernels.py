@@ -6,8 +6,7 @@ IN_FLOAT64 = """
 import torch
 import torch.nn.functional as F
 from namm.generative.networks.ncsnpp.layers import SQRT_HALF
-from namm.generative.networks.ncsnpp.norm_kernels import activated, normalised
-from namm.generative.networks.ncsnpp.row_kernels import beside, joined
+from namm.generative.networks.ncsnpp.kernels import activated, concatenated, joined, normalised
 
 torch.manual_seed(0)
 worst = 0.0
@@ -40,7 +39,7 @@ for images, channels, rows, columns, groups in shapes:  # a program holds less t
         *(x, weight, bias),
     )
     compare(  # the gradient of what is joined is a part of another's
-        lambda x, h, bias: beside(joined(x, h, bias), h),
+        lambda x, h, bias: concatenated(joined(x, h, bias), h),
         lambda x, h, bias: torch.cat([(x + h + bias[:, None, None]) * SQRT_HALF, h], dim=1),
         *(x, h, bias),
     )
@@ -128,7 +127,7 @@ def test_in_bfloat16_it_is_nearly_as_near_to_float32(interpreted):
 
 DROPOUT = """
 import torch
-from namm.generative.networks.ncsnpp.norm_kernels import normalised
+from namm.generative.networks.ncsnpp.kernels import normalised
 
 x = torch.randn(4, 16, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
 ones, zeros = torch.ones(16), torch.zeros(16)
@@ -147,7 +146,7 @@ def test_what_is_dropped_is_zero_and_has_no_gradient(interpreted):
 
 NARROW = """
 import torch
-from namm.generative.networks.ncsnpp.norm_kernels import normalised
+from namm.generative.networks.ncsnpp.kernels import normalised
 
 x = 100 + torch.randn(2, 8, 96, 96)  # far from zero: sums of squares would cancel
 for step in (0, 1000):

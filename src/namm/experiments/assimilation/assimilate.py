@@ -19,6 +19,7 @@ Of posterior samples x̂ of a truth x, measured with noise of which Γ is the co
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.errors import UsageError
 from namm.experiments.assimilation.tasks import Task
-from namm.experiments.engine.run_parts import Trained
+from namm.experiments.engine.run_parts import RunParts
 from namm.generative import Diffusion, Mirrored
 from namm.inverse import (
     AncestralSteps,
@@ -55,18 +56,13 @@ PIXELS, MOST = 2**19, 256
 
 @dataclass(frozen=True)
 class Setting:
-    """A method with its numbers.
-
-    Attributes:
-        method: One of `METHODS`.
-        zeta: ζ, in the paper's units, or the strength of the likelihood.
-        weight: w of ℓ; of no meaning without the rule in the guidance.
-        guidance: One of `GUIDANCES`.
-    """
+    """A method, one of `METHODS`, with its numbers; `guidance` is one of `GUIDANCES`."""
 
     method: str
     zeta: float = PAPER_ZETA
+    """ζ, in the paper's units, or the strength of the likelihood."""
     weight: float = 0.0
+    """w of ℓ, where the rule guides."""
     guidance: str = "dps"
 
     def __post_init__(self) -> None:
@@ -83,23 +79,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How posterior samples are drawn.
-
-    Attributes:
-        n: Of each truth.
-        steps: The way down.
-        batch_size: Samples made together; by default as many as memory is likely to hold.
-        seed: Theirs.
-        retries: How often one that diverged is drawn again.
-        precision: How the networks compute on a GPU, by its name in `namm.numerics`.
-    """
+    """How `n` posterior samples of each truth are drawn."""
 
     n: int = PAPER_SAMPLES
     steps: Steps = field(default_factory=lambda: AncestralSteps(PAPER_STEPS))
     batch_size: int | None = None
+    """Samples made together; chosen automatically when None."""
     seed: int = 0
     retries: int = 3
+    """How often a sample that diverged is drawn again."""
     precision: Precision = "auto"
+    """How the networks compute on a GPU, by its name in `namm.numerics`."""
 
     def together(self, shape: Sequence[int]) -> int:
         """Samples of `shape` (C, H, W) that are made together."""
@@ -115,16 +105,13 @@ class Outcome:
     Attributes:
         setting: How they were made.
         samples: (M, n, C, H, W).
-        distance: ℓ, (M, n).
-        chi2: χ² per measured value, (M, n).
-        redrawn: How often each was drawn again, (M, n).
-        failed: Whether it diverged each time, (M, n).
-        mean: Of the samples, (M, C, H, W).
-        spread: Their standard deviation, (M, C, H, W).
+        distance, chi2: ℓ, and χ² per measured value, (M, n).
+        redrawn, failed: How often each was drawn again, and whether it diverged each time, (M, n).
+        mean, spread: Mean and standard deviation of the samples, (M, C, H, W).
         error: Of the mean, (M,).
         coverage: (M,), NaN where there are too few samples for it.
-        seconds: All of it took.
-        residuals: What the rule's residual is of each sample, (M, n, …), where it has one.
+        seconds: Time that all of it took.
+        residuals: The rule's residual of each sample, (M, n, …), where it has one.
     """
 
     setting: Setting
@@ -141,18 +128,14 @@ class Outcome:
     residuals: Tensor | None = None
 
 
-def priors(trained: Trained, methods: Sequence[str]) -> dict[str, Mirrored]:
+def priors(trained: RunParts, methods: Sequence[str]) -> dict[str, Mirrored]:
     """The prior of each method; a stage that is missing is answered with the command that makes it."""
-    plain = [method for method in methods if method != "mirror-dps"]
-    found: dict[str, Mirrored] = {}
-    if len(plain) < len(methods):
-        for stage in ("mdm", "finetune"):
-            trained.folder(stage)
-        found["mirror-dps"] = trained.source("mdm", trained.mirror("finetune"))
-    if plain:
-        trained.folder("dm")
-        found |= dict.fromkeys(plain, trained.source("dm", IdentityMap()))
-    return {method: found[method] for method in methods}
+
+    @cache  # of the plain model, which two methods have in common
+    def prior(stage: str) -> Mirrored:
+        return trained.source(stage, trained.mirror("finetune") if stage == "mdm" else IdentityMap())
+
+    return {method: prior("mdm" if method == "mirror-dps" else "dm") for method in methods}
 
 
 def guidance(setting: Setting, prior: Mirrored, rule: Constraint, steps: Steps) -> Guidance:
@@ -221,14 +204,14 @@ def _outcome(setting: Setting, posterior: Posterior, truth: Tensor, rule: Constr
         mean=mean,
         spread=variance.sqrt(),
         error=(mean - truth).square().mean((1, 2, 3)).sqrt(),
-        coverage=torch.tensor([_covered(*each) for each in zip(samples, failed, truth, strict=True)]),
+        coverage=torch.tensor([_coverage(*each) for each in zip(samples, failed, truth, strict=True)]),
         seconds=time.perf_counter() - start,
         residuals=residuals,
     )
 
 
-def _covered(samples: Tensor, failed: Tensor, truth: Tensor) -> float:
-    """Share of the pixels inside the central interval of the samples that did not fail."""
+def _coverage(samples: Tensor, failed: Tensor, truth: Tensor) -> float:
+    """Share of a truth's pixels inside the central interval of the samples that did not fail."""
     kept = samples[~failed]
     return float(coverage(kept[None], truth[None], LEVEL).mean()) if len(kept) >= FEWEST else torch.nan
 
@@ -241,19 +224,15 @@ class Score:
     """One line of a table: means over all samples that did not fail, or over truths.
 
     Attributes:
-        setting: What it is of.
-        truths: How many.
-        samples: Of each.
-        distance: Mean ℓ.
-        distance_std: Its standard deviation over samples.
+        setting: The method and its numbers.
+        truths, samples: How many truths, and samples of each.
+        distance, distance_std: Mean and standard deviation of ℓ over samples.
         chi2: Mean χ² per measured value.
-        error: Mean error over truths.
-        error_std: Its standard deviation over truths; 0 of one.
+        error, error_std: Mean and standard deviation of the error over truths; 0 of one.
         spread: Root mean square over truths and pixels.
         coverage: Mean over truths; None with too few samples.
-        redrawn: Samples that were drawn again.
-        failed: Samples that diverged at the smallest step too.
-        seconds: All of it took.
+        redrawn, failed: Samples that were drawn again, and that diverged at the smallest step too.
+        seconds: Time that all of it took.
     """
 
     setting: Setting

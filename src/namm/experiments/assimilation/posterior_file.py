@@ -4,13 +4,12 @@
     METHOD/samples  (M, n, C, H, W)     METHOD/mean     (M, C, H, W)  METHOD/spread     (M, C, H, W)
     METHOD/distance (M, n)              METHOD/chi2     (M, n)        METHOD/residuals  (M, n, …), of rules that have it
     METHOD/error    (M,)                METHOD/coverage (M,)          METHOD/redrawn    METHOD/failed    (M, n)
+    METHOD/seconds  (M,)
 
-χ² is per measured value. Until the file is complete its parts lie in FILE.parts; the same call goes on with them.
+χ² is per measured value. The file grows truth by truth (`namm.datasets.store`); `outcomes_figure` draws Fig. 5 of it.
 """
 
-import io
 import json
-import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -20,21 +19,26 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
 from namm._version import __version__
 from namm.constraints import Constraint
-from namm.datasets.partial import beside, only_writer, publish, read_header
-from namm.errors import RunFolderError
-from namm.experiments.assimilation.assimilate import Outcome, Sampling, Score, Setting, assimilate
+from namm.datasets.store import Block, grow, write_block
+from namm.errors import DataError
+from namm.experiments.assimilation.assimilate import METHODS, Sampling, Score, Setting, assimilate
 from namm.experiments.assimilation.tasks import Task
-from namm.files import differences, write_atomically, write_json
+from namm.experiments.engine.stages.report import view_of
+from namm.files import as_json, beside, write_json
 from namm.generative import Mirrored
+from namm.inverse import Columns, Mask, Operator, States
+from namm.report.figures.inverse import Reconstruction, assimilation_figure
 from namm.training.checkpoint import weights_digest
 
 ARRAYS = ("samples", "mean", "spread", "distance", "chi2", "error", "coverage", "redrawn", "failed", "residuals")
-HEADER = "header.json"
+ORDER = ("mirror-dps", "dps", "cg-dps")
+"""Order of the methods in a figure."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -53,48 +57,83 @@ def write_outcomes(
 
     A complete file of the same task, weights and settings is left alone, another is never overwritten.
     """
-    header = _header(task, sources, settings, sampling)
-    with only_writer(path):
-        if path.exists():
-            _require_same(path, json.loads(str(read_header(path).get("made_from", "{}"))), header)
-            return path
-        parts = beside(path, ".parts")
-        _begin(parts, header)
+    settings = sorted(settings, key=lambda setting: METHODS.index(setting.method))
+    made_from = {
+        **_question(task, sampling),
+        "methods": {s.method: asdict(s) | {"weights": weights_digest(sources[s.method])} for s in settings},
+    }
+    methods = json.dumps([setting.method for setting in settings])
+    header = {"namm_version": __version__, "made_from": made_from, "methods": methods}
+    count, n, image = len(task.truth), sampling.n, task.truth.shape[1:]
+    shapes: dict[str, tuple[int, ...]] = {
+        "samples": (n, *image),
+        **dict.fromkeys(("mean", "spread"), tuple(image)),
+        **dict.fromkeys(("distance", "chi2", "redrawn", "failed"), (n,)),
+        **dict.fromkeys(("error", "coverage", "seconds"), ()),
+    }
+    if rule.has_residual:
+        shapes["residuals"] = (n, *rule.residual(task.truth[:1]).shape[1:])
+    arrays = {f"{s.method}/{name}": (count, *shape) for s in settings for name, shape in shapes.items()}
+    dtypes = {f"{s.method}/{name}": kind for s in settings for name, kind in (("redrawn", "i8"), ("failed", "?"))}
+    together = max(1, sampling.together(image) // n)  # about a batch of samples, and one truth at least
+
+    def begin(file: h5py.File) -> None:
+        file["truth"], file["measurement"] = task.truth.numpy(), task.measurement.numpy()
+        file["numbers"] = np.array(task.numbers)
         for setting in settings:
-            for rows in _pieces(task, sampling):
-                if not all(_part(parts, setting, k).exists() for k in rows):
-                    made = assimilate(
-                        sources[setting.method], task, setting, rule, sampling, rows=rows, progress=progress
-                    )
-                    for k in rows:
-                        write_atomically(_part(parts, setting, k), _packed(made, k - rows.start))
-        _assemble(path, task, settings, parts, header)
-        shutil.rmtree(parts)
+            file.create_group(setting.method).attrs.update(asdict(setting))
+
+    def fill(file: h5py.File, blocks: list[Block]) -> None:
+        for setting in settings:
+            missing = {k for name, k in blocks if name.startswith(f"{setting.method}/")}
+            for start in range(0, count, together):
+                rows = range(start, min(start + together, count))
+                if missing.isdisjoint(rows):
+                    continue
+                source = sources[setting.method]
+                outcome = assimilate(source, task, setting, rule, sampling, rows=rows, progress=progress)
+                values = {name: getattr(outcome, name).numpy() for name in shapes if name != "seconds"}
+                values["seconds"] = np.full(len(rows), outcome.seconds / len(rows), np.float32)
+                for k in rows:
+                    for name, each in values.items():
+                        write_block(file, (f"{setting.method}/{name}", k), each[k - start : k - start + 1])
+
+    grow(path, arrays, header, fill, rows=1, dtypes=dtypes, begin=begin)
     return path
 
 
 def read_scores(path: Path) -> list[Score]:
     """One line for each method of a file."""
+    needed = ("distance", "chi2", "error", "coverage", "spread", "redrawn", "failed")
+    scores = []
     with h5py.File(path) as file:
-        return [_score(file[name]) for name in json.loads(file.attrs["methods"])]
+        for setting, group in _methods(file).items():
+            arrays = {name: torch.from_numpy(group[name][:]) for name in needed}
+            seconds = group["seconds"][:].sum() if "seconds" in group else group.attrs["seconds"]  # the latter: 0.1
+            scores.append(Score.of(setting, arrays, float(seconds)))
+    return scores
 
 
 def read_truth(path: Path, k: int) -> tuple[Arrays, dict[Setting, Arrays]]:
     """Truth number k of the file: its own arrays, and those of each method, without the axis of truths."""
     with h5py.File(path) as file:
         own = {name: file[name][k] for name in ("truth", "measurement")}
-        found = {}
-        for name in json.loads(file.attrs["methods"]):
-            group = file[name]
-            found[_setting(group)] = {each: group[each][k] for each in ARRAYS if each in group}
-    return own, found
+        methods = _methods(file).items()
+        return own, {setting: {name: group[name][k] for name in ARRAYS if name in group} for setting, group in methods}
 
 
 def read_distances(path: Path) -> dict[Setting, NDArray[Any]]:
     """ℓ of all samples of each method that did not fail, (N,)."""
     with h5py.File(path) as file:
-        groups = [file[name] for name in json.loads(file.attrs["methods"])]
-        return {_setting(group): group["distance"][:][~group["failed"][:].astype(bool)] for group in groups}
+        methods = _methods(file).items()
+        return {setting: group["distance"][:][~group["failed"][:].astype(bool)] for setting, group in methods}
+
+
+def _methods(file: h5py.File) -> dict[Setting, h5py.Group]:
+    """The group of each method in a file."""
+    found = json.loads(file.attrs["made_from"])["methods"]
+    names = json.loads(file.attrs["methods"])
+    return {Setting(**{k: v for k, v in found[name].items() if k != "weights"}): file[name] for name in names}
 
 
 def remembered(
@@ -106,17 +145,15 @@ def remembered(
     make: Callable[[], dict[str, list[Score]]],
 ) -> dict[str, list[Score]]:
     """Scores of settings by method, made once and kept beside `path`, in FILE.tuned.json."""
-    kept, asked = beside(path, ".tuned.json"), _about(task, sampling)
-    asked |= {"models": {name: weights_digest(source) for name, source in sources.items()}}
-    asked |= json.loads(json.dumps(tried))
+    kept, models = beside(path, ".tuned.json"), {name: weights_digest(source) for name, source in sources.items()}
+    asked = as_json({**_question(task, sampling), "models": models, **tried})
     if kept.exists():
         there = json.loads(kept.read_text())
         if there["asked"] == asked:
             return {name: [read_score(row) for row in rows] for name, rows in there["scores"].items()}
-    found = make()
-    scores = {name: [asdict(each) for each in own] for name, own in found.items()}
-    write_json(kept, {"asked": asked, "scores": scores})
-    return found
+    scores = make()
+    write_json(kept, {"asked": asked, "scores": {name: [asdict(s) for s in each] for name, each in scores.items()}})
+    return scores
 
 
 def read_score(row: Mapping[str, Any]) -> Score:
@@ -124,16 +161,8 @@ def read_score(row: Mapping[str, Any]) -> Score:
     return Score(**{**row, "setting": Setting(**row["setting"])})
 
 
-def _header(
-    task: Task, sources: Mapping[str, Mirrored], settings: Sequence[Setting], sampling: Sampling
-) -> dict[str, Any]:
-    """What tells these samples from others."""
-    methods = {s.method: asdict(s) | {"weights": weights_digest(sources[s.method])} for s in settings}
-    return {**_about(task, sampling), "methods": methods}
-
-
-def _about(task: Task, sampling: Sampling) -> dict[str, Any]:
-    """Without the batch size, which changes nothing."""
+def _question(task: Task, sampling: Sampling) -> dict[str, Any]:
+    """What tells samples of a task from others; not the batch size, which changes nothing."""
     return {
         "observed": task.observed,
         "noise": float(torch.as_tensor(task.noise.std).mean()),
@@ -146,80 +175,34 @@ def _about(task: Task, sampling: Sampling) -> dict[str, Any]:
     }
 
 
-def _require_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    if found := differences(there, asked):
-        raise RunFolderError(
-            f"{path} holds other samples than asked for ({'; '.join(found)}) and is not overwritten: write to another "
-            "path with -o, or remove it first."
-        )
+# The figure
 
 
-def _begin(parts: Path, header: Mapping[str, Any]) -> None:
-    if (parts / HEADER).exists():
-        _require_same(parts, json.loads((parts / HEADER).read_text()), header)
-    else:
-        write_json(parts / HEADER, header)
+def outcomes_figure(file: Path, task: Task, rule: Constraint, k: int = 0) -> Figure:
+    """Fig. 5 of truth k of a file: its samples and residuals, and ℓ of all samples of all truths."""
+    own, found = read_truth(file, k)
+    distances, rule = read_distances(file), rule.cpu()
+    methods = []
+    for setting in sorted(found, key=lambda s: ORDER.index(s.method)):
+        arrays = found[setting]
+        good = ~arrays["failed"].astype(bool)
+        if good.any():
+            residuals = arrays["residuals"][good] if "residuals" in arrays else None
+            first = float(arrays["distance"][good][0])
+            methods.append(Reconstruction(setting.title, arrays["samples"][good], distances[setting], first, residuals))
+    if not methods:
+        raise DataError(f"every sample of truth {k} in {file} diverged: there is nothing to show.")
+    observed = as_image(task.operator, torch.from_numpy(own["measurement"]), own["truth"].shape)
+    floor = float(rule(task.truth).mean())
+    return assimilation_figure(own["truth"], observed, methods, view=view_of(rule), floor=floor)
 
 
-def _pieces(task: Task, sampling: Sampling) -> list[range]:
-    """Truths that are made together: about a batch of samples, and one truth at least."""
-    size, count = max(1, sampling.together(task.truth.shape[1:]) // sampling.n), len(task.truth)
-    return [range(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def _part(parts: Path, setting: Setting, k: int) -> Path:
-    return parts / f"{setting.method}-{k}.npz"
-
-
-def _packed(outcome: Outcome, k: int) -> bytes:
-    """Truth k of an outcome."""
-    arrays = {name: values[k].numpy() for name in ARRAYS if isinstance(values := getattr(outcome, name), Tensor)}
-    buffer = io.BytesIO()
-    np.savez(buffer, seconds=np.array(outcome.seconds / len(outcome.error)), **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
-def _assemble(path: Path, task: Task, settings: Sequence[Setting], parts: Path, header: Mapping[str, Any]) -> None:
-    """Copy the parts, one at a time in memory."""
-    draft = beside(path, ".partial")
-    draft.unlink(missing_ok=True)  # a link, too, which h5py would write through
-    with h5py.File(draft, "w", track_order=True) as file:
-        file.attrs.update(
-            {
-                "namm_version": __version__,
-                "made_from": json.dumps(header, sort_keys=True),
-                "methods": json.dumps([s.method for s in settings]),
-            }
-        )
-        file["truth"], file["measurement"] = task.truth.numpy(), task.measurement.numpy()
-        file["numbers"] = np.array(task.numbers)
-        for setting in settings:
-            group, seconds = file.create_group(setting.method), 0.0
-            for k in range(len(task.truth)):
-                with np.load(_part(parts, setting, k), allow_pickle=False) as piece:
-                    seconds += float(piece["seconds"])
-                    for name in (each for each in ARRAYS if each in piece):
-                        _put(group, name, piece[name], k, len(task.truth))
-            group.attrs.update({**asdict(setting), "seconds": seconds})
-    publish(draft, path)
-
-
-def _put(group: h5py.Group, name: str, values: NDArray[Any], k: int, count: int) -> None:
-    if name not in group:
-        group.create_dataset(name, (count, *values.shape), values.dtype)
-    group[name][k] = values
-
-
-def _setting(group: h5py.Group) -> Setting:
-    return Setting(
-        str(group.attrs["method"]),
-        float(group.attrs["zeta"]),
-        float(group.attrs["weight"]),
-        str(group.attrs["guidance"]),
-    )
-
-
-def _score(group: h5py.Group) -> Score:
-    needed = ("distance", "chi2", "error", "coverage", "spread", "redrawn", "failed")
-    arrays = {name: torch.from_numpy(group[name][:]) for name in needed}
-    return Score.of(_setting(group), arrays, float(group.attrs["seconds"]))
+def as_image(operator: Operator, measurement: Tensor, shape: tuple[int, ...]) -> NDArray[Any] | None:
+    """A measurement of an image of `shape` (C, H, W) as such an image, NaN where nothing was seen, if it is one."""
+    if isinstance(operator, Columns | Mask | States):
+        count = int(np.prod(shape))
+        where = operator.cpu()(torch.arange(count, dtype=torch.double).reshape(1, *shape)).flatten().long()
+        image = np.full(count, np.nan)
+        image[where.numpy()] = measurement.flatten().numpy()
+        return image.reshape(shape)
+    return measurement.numpy() if tuple(measurement.shape) == shape else None

@@ -19,8 +19,8 @@ from namm.datasets import open_store
 from namm.errors import DataError, UsageError
 from namm.experiments.burgers import BurgersData
 from namm.experiments.divergence import DivergenceData
-from namm.experiments.engine.data_settings import Data
-from namm.experiments.engine.run_parts import Shape, Trained
+from namm.experiments.engine.experiment import Data
+from namm.experiments.engine.run_parts import RunParts, Shape
 from namm.experiments.engine.stages.data import images_file
 from namm.inverse import Columns, Downsample, GaussianBlur, GaussianNoise, Mask, Operator, States
 from namm.numerics import generator
@@ -39,21 +39,14 @@ MASK_SEED = 0
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Held-out images and what was seen of them.
-
-    Attributes:
-        observed: Name of the observation, such as "columns:8".
-        operator: A.
-        noise: The distribution of m − A(x).
-        numbers: Of the truths in the split `test`.
-        truth: x, (M, C, H, W).
-        measurement: m, (M, …).
-    """
+    """Held-out images x, `truth` (M, C, H, W), and what was seen of them: m = A(x) + noise, `measurement` (M, …)."""
 
     observed: str
+    """Name of the observation, such as "columns:8"."""
     operator: Operator
     noise: GaussianNoise
     numbers: range
+    """Numbers of the truths in the split `test`."""
     truth: Tensor
     measurement: Tensor
 
@@ -69,15 +62,10 @@ class Task:
         return float(self.noise.chi2(residual).mean()) / self.measured
 
 
-def make_task(trained: Trained, observed: str | None, std: float, numbers: range, seed: int = 0) -> Task:
-    """Observe the truths of these numbers.
+def make_task(trained: RunParts, observed: str | None, std: float, numbers: range, seed: int = 0) -> Task:
+    """Observe the truths of these numbers in a run's split `test`, with noise of that standard deviation and seed.
 
-    Args:
-        trained: The run whose data they are.
-        observed: Name of an observation; the paper's task for this experiment by default.
-        std: Of the noise.
-        numbers: Of the truths in the split `test`.
-        seed: Of the noise.
+    `observed` names an observation; None is the paper's task for this experiment.
     """
     observed = observed or papers_observation(trained.settings.data)
     operator, noise = named_operator(observed, trained.settings.data, trained.shape), GaussianNoise(std)
@@ -94,7 +82,7 @@ def make_task(trained: Trained, observed: str | None, std: float, numbers: range
     return Task(observed, operator, noise, numbers, truth, seen + torch.cat(shaken))
 
 
-def other_numbers(trained: Trained, taken: range, count: int) -> range:
+def other_numbers(trained: RunParts, taken: range, count: int) -> range:
     """The last `count` images of the split `test`, to choose settings on; refused where they are among `taken`."""
     there = trained.settings.data.sizes["test"]
     if there - count < taken.stop:
@@ -133,11 +121,6 @@ def named_operator(name: str, data: Data, shape: Shape) -> Operator:
     return operator
 
 
-def _columns(value: str, data: Data, shape: Shape) -> Operator:
-    """One number is how many of the first; several are their numbers."""
-    return Columns(_numbers(value) if "," in value else range(int(value)))
-
-
 def _states(value: str, data: Data, shape: Shape) -> Operator:
     if not isinstance(data, DivergenceData):
         raise UsageError("states are laid out in the images of the Kolmogorov flow only.")
@@ -158,22 +141,14 @@ def _mask(value: str, data: Data, shape: Shape) -> Operator:
     return Mask(drawn <= drawn.flatten().kthvalue(max(1, round(share * drawn.numel()))).values)
 
 
-def _blur(value: str, data: Data, shape: Shape) -> Operator:
-    return GaussianBlur(float(value))
-
-
-def _downsample(value: str, data: Data, shape: Shape) -> Operator:
-    return Downsample(int(value))
-
-
 def _numbers(value: str) -> Sequence[int]:
     return [int(each) for each in value.split(",")]
 
 
 _MAKERS: dict[str, Callable[[str, Data, Shape], Operator]] = {
-    "columns": _columns,
+    "columns": lambda value, data, shape: Columns(_numbers(value) if "," in value else range(int(value))),
     "states": _states,
     "mask": _mask,
-    "blur": _blur,
-    "downsample": _downsample,
+    "blur": lambda value, data, shape: GaussianBlur(float(value)),
+    "downsample": lambda value, data, shape: Downsample(int(value)),
 }

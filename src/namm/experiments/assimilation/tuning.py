@@ -27,7 +27,7 @@ WEIGHTS = {"dps": (50.0, 100.0, 200.0, 400.0, 800.0, 2000.0), "likelihood": (1e3
 """What is tried, by guidance."""
 REFINEMENTS = 4
 
-Tell = Callable[[Outcome], None]
+Logger = Callable[[Outcome], None]
 
 
 def grid(
@@ -50,26 +50,26 @@ def try_settings(
     settings: Sequence[Setting],
     rule: Constraint,
     sampling: Sampling,
-    tell: Tell = lambda outcome: None,
+    log: Logger = lambda outcome: None,
 ) -> list[Score]:
-    """How each setting does on the task's truths; `tell` is given every outcome before it is let go of."""
-    found = []
+    """How each setting does on the task's truths; `log` is given every outcome before it is let go of."""
+    scores = []
     for setting in settings:
         outcome = assimilate(sources[setting.method], task, setting, rule, sampling)
-        tell(outcome)
-        found.append(score(outcome))
-    return found
+        log(outcome)
+        scores.append(score(outcome))
+    return scores
 
 
-def choose(tried: Sequence[Score], target: float = 1.0, *, tolerance: float = TOLERANCE, slack: float = SLACK) -> Score:
+def choose(tried: Sequence[Score], target: float = 1.0) -> Score:
     """The best setting of one method, as the module says; `target` is the truths' χ² per measured value."""
     whole = [s for s in tried if s.failed == 0 and math.isfinite(s.chi2) and s.chi2 > 0 and math.isfinite(s.error)]
     if not whole:
         raise UsageError("every setting that was tried has samples that diverged: try a smaller ζ, or more steps.")
-    fitting = [s for s in whole if abs(s.chi2 - target) <= tolerance * target]
+    fitting = [s for s in whole if abs(s.chi2 - target) <= TOLERANCE * target]
     fitting = fitting or [min(whole, key=lambda s: abs(math.log(s.chi2 / target)))]
     least = min(s.error for s in fitting)
-    return min((s for s in fitting if s.error <= (1 + slack) * least), key=lambda s: s.distance)
+    return min((s for s in fitting if s.error <= (1 + SLACK) * least), key=lambda s: s.distance)
 
 
 def tune(
@@ -82,28 +82,24 @@ def tune(
     zetas: Sequence[float] = (),
     weights: Sequence[float] = (),
     refinements: int = REFINEMENTS,
-    tell: Tell = lambda outcome: None,
+    log: Logger = lambda outcome: None,
 ) -> dict[str, list[Score]]:
     """All that was tried, by method: the grid, and values of ζ between its neighbours where χ² crosses its target."""
     zetas, weights = zetas or ZETAS[guidance], weights or WEIGHTS[guidance]
-    found: dict[str, list[Score]] = {}
-    target = task.truth_chi2
+    tried: dict[str, list[Score]] = {}
     for method in sources:
-        found[method] = []
+        tried[method] = []
         for weight in weights if method == "cg-dps" else (0.0,):
-            first = grid([method], zetas, [weight or 1.0], guidance)
-            own = try_settings(sources, task, first, rule, sampling, tell)
-            for _ in range(refinements):
-                between = crossings(own, target)
-                if not between:
-                    break
-                new = [Setting(method, zeta, weight, guidance) for zeta in between]
-                own += try_settings(sources, task, new, rule, sampling, tell)
-            found[method] += own
-    return found
+            scores: list[Score] = []
+            settings = grid([method], zetas, [weight or 1.0], guidance)
+            for _ in range(1 + refinements):
+                scores += try_settings(sources, task, settings, rule, sampling, log)
+                settings = [Setting(method, zeta, weight, guidance) for zeta in crossings(scores, task.truth_chi2)]
+            tried[method] += scores
+    return tried
 
 
-def crossings(tried: Sequence[Score], target: float = 1.0, tolerance: float = TOLERANCE) -> list[float]:
+def crossings(tried: Sequence[Score], target: float = 1.0) -> list[float]:
     """Values of ζ at which χ² should meet its target, between neighbours on either side of it that both miss it.
 
     Straight lines in the logarithms; no further than a quarter of the interval from its middle, so that each interval
@@ -113,7 +109,7 @@ def crossings(tried: Sequence[Score], target: float = 1.0, tolerance: float = TO
     found = []
     for low, high in pairwise(ranked):
         a, b = math.log(low.chi2 / target), math.log(high.chi2 / target)
-        hit = any(abs(s.chi2 - target) <= tolerance / 2 * target for s in (low, high))
+        hit = any(abs(s.chi2 - target) <= TOLERANCE / 2 * target for s in (low, high))
         if a * b < 0 and not hit:
             share = min(max(a / (a - b), 0.25), 0.75)
             found.append(low.setting.zeta * (high.setting.zeta / low.setting.zeta) ** share)

@@ -15,7 +15,8 @@ from accelerate import PartialState
 
 from namm.constraints import Constraint
 from namm.datasets import Dataset
-from namm.experiments.engine.data_settings import Data, Rule
+from namm.datasets.batches import Images, to_tensor
+from namm.experiments.engine.experiment import Data, Rule
 from namm.experiments.engine.settings import (
     DiffusionSettings,
     MapSettings,
@@ -42,19 +43,27 @@ from namm.generative import (
 )
 from namm.generative.samplers import Sampler
 from namm.generative.schedules import Prediction
-from namm.maps import ICNN, MirrorMap, ResNet
+from namm.maps import ICNN, MirrorMap, ResNet, RuleNet
 from namm.numerics import fold
 from namm.training.objectives import (
+    FixedModelErrors,
     FixedNoise,
-    NoiseLevel,
+    ModelErrors,
+    Noise,
     Regulariser,
     UniformNoise,
     Weights,
     gradient_regulariser,
     identity_regulariser,
 )
+from namm.training.tune import find_boundary, standardised
 
-NOISES: dict[str, type[UniformNoise] | type[FixedNoise]] = {"uniform": UniformNoise, "fixed": FixedNoise}
+NOISES: dict[str, Callable[[float], Noise]] = {
+    "uniform": UniformNoise,
+    "fixed": FixedNoise,
+    "model": ModelErrors,
+    "model-fixed": FixedModelErrors,
+}
 REGULARISERS: dict[str, Regulariser] = {"gradient": gradient_regulariser, "identity": identity_regulariser}
 PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v": Velocity()}
 SAMPLERS: dict[str, Callable[[int], Sampler]] = {
@@ -99,20 +108,36 @@ def placed(rule: Constraint, where: torch.device | str | None = None) -> Constra
     return rule.eval().requires_grad_(False).to(device() if where is None else where)
 
 
-def mirror(settings: MapSettings, channels: int) -> MirrorMap:
-    """g and f with their first weights, which depend on the training's seed alone."""
+RESNET = ("normalisation", "dropout", "downsamplings", "residual", "skip", "activation")
+RULENET = ("modes", "templates", "hidden")
+"""Settings of f that only one of its kinds has."""
+
+
+def mirror(settings: MapSettings, data: Images) -> MirrorMap:
+    """g and f for these images with their first weights, which depend on the training's seed alone."""
+    channels, height, width = data.shape[1:]
+    options = plain(settings.f)
+    is_rulenet = options.pop("kind") == "rulenet"
+    for name in RESNET if is_rulenet else RULENET:
+        del options[name]
+    if options["boundary"] == "auto":
+        options["boundary"] = find_boundary(to_tensor(data[:256]))
     with _seeded(settings.train.seed):
-        return MirrorMap(ICNN(channels, **plain(settings.g)), ResNet(channels, **plain(settings.f)))
+        g = ICNN(channels, **plain(settings.g))
+        f = RuleNet(channels, height, width, **options) if is_rulenet else ResNet(channels, **options)
+    maps = MirrorMap(g, f)
+    return standardised(maps, data) if settings.standardise else maps
 
 
-def noise(settings: MapSettings) -> NoiseLevel:
+def noise(kind: str, sigma_max: float) -> Noise:
     """How far from g(x) f is trained."""
-    return NOISES[settings.noise](settings.sigma_max)
+    return NOISES[kind](sigma_max)
 
 
-def weights(settings: WeightSettings) -> Weights:
-    """Weights of the terms of Eq. 1."""
-    return Weights(**plain(settings))
+def weights(settings: WeightSettings, unit: float) -> Weights:
+    """Weights of the terms of Eq. 1; `unit` is σ_max over ℓ of errors of σ_max."""
+    constraint = settings.constraint * unit if settings.relative else settings.constraint
+    return Weights(constraint, settings.cycle, settings.regulariser)
 
 
 def regulariser(settings: MapSettings) -> Regulariser:
@@ -157,7 +182,7 @@ def check(settings: Settings) -> None:
     """
     images, code = dataset(settings.data), settings.data.rule.named_code
     rule = placed(settings.data.rule_to_try(), "cpu")
-    maps = mirror(settings.map, images.shape[0])
+    maps = mirror(settings.map, torch.zeros(2, *images.shape))
     model = diffusion(settings.mdm.network, settings.mdm.diffusion, images.shape, settings.mdm.train.seed)
     with torch.no_grad():
         y = maps.to_mirror(torch.zeros(1, *images.shape))

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and where each stage of which key is.
+"""The folder of a run: whose it is, where each stage of which key is, and how far it has come.
 
 run.json              the experiment's name; a folder without it is not ours
 settings.yaml         the settings of the last call; earlier ones are kept as settings.<hash>.yaml
@@ -7,27 +7,39 @@ map.<key>/            a stage set aside because settings changed; it comes back 
 failure.json          of a cell of a study: why its last attempt failed, and with which settings
 
 Nothing is deleted or overwritten, and `kill -9` between any two operations leaves a folder that the next call
-understands: a stage's folder appears by one rename, with the key it belongs to already in its stage.json; setting
-aside and bringing back are one rename each; every file is written whole or not at all.
+understands (`namm.files`): a stage's folder appears by one rename, with the key it belongs to already in its
+stage.json; setting aside and bringing back are one rename each; every file is written whole or not at all.
+
+Imports no torch.
 """
 
-import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import Any, Literal
 
 from namm._version import __version__
 from namm.errors import RunFolderError, UsageError
-from namm.experiments.engine.settings_file import digest
-from namm.files import remove_partials, rename_durably, write_atomically, write_json
+from namm.experiments.engine.settings_file import digest, read_yaml
+from namm.experiments.engine.stages import STAGES, stage_keys, summary
+from namm.experiments.presets import preset
+from namm.files import (
+    Claim,
+    read_claim,
+    read_json,
+    remove_partials,
+    rename_durably,
+    write_atomically,
+    write_json,
+)
 
 KIND = "namm run"
-RUN, SETTINGS, RECORD = "run.json", "settings.yaml", "stage.json"
-FAILURE = "failure.json"
-DRAFT = ".new"  # suffix of a stage's folder before it has its record
+RUN, SETTINGS, RECORD, FAILURE = "run.json", "settings.yaml", "stage.json", "failure.json"
+ELSEWHERE = "another folder with --out"
 
 
 @dataclass(frozen=True)
@@ -82,53 +94,24 @@ def find_run(name: str | Path) -> Path:
     )
 
 
-def claim_run(folder: Path, experiment: str) -> None:
-    """Make sure that `folder` is free or a run of `experiment`, and say in it what it is. Needs the lock."""
-    require_run(folder, experiment)
-    remove_partials(folder)
-    if not (folder / RUN).exists():
-        write_json(folder / RUN, {"kind": KIND, "experiment": experiment, "created": now(), "version": __version__})
-
-
-def require_run(folder: Path, experiment: str) -> None:
-    """Refuse a folder of another experiment or of something else; changes nothing."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file, and a run needs a folder: choose another one with --out.")
-    if (folder / RUN).exists():
-        if (found := read_run(folder)["experiment"]) != experiment:
-            raise RunFolderError(
-                f"{folder} holds a run of the experiment {found!r}, not {experiment!r}: "
-                "choose another folder with --out."
-            )
-        return
-    ours = (".lock", f".{RUN}.", FAILURE, f".{FAILURE}.")
-    if foreign := sorted(p.name for p in folder.iterdir() if not p.name.startswith(ours)):
-        raise RunFolderError(
-            f"{folder} is not empty and not a run of namm (it holds {', '.join(foreign[:3])}): "
-            "choose another folder with --out."
-        )
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """What run.json says."""
-    found = _read_json(folder / RUN)
-    if not isinstance(found, dict) or found.get("kind") != KIND or "experiment" not in found:
-        raise RunFolderError(f"{folder / RUN} was not written by namm: choose another folder with --out.")
-    return found
+def run_claim(folder: Path, experiment: str) -> Claim:
+    """What makes `folder` that of a run of `experiment`."""
+    about = {"created": now(), "version": __version__}
+    leftovers = (FAILURE, f".{FAILURE}.")
+    return Claim(folder, RUN, KIND, {"experiment": experiment}, about, ELSEWHERE, leftovers)
 
 
 def write_settings(folder: Path, text: str) -> str | None:
     """Write settings.yaml; if it said something else before, that is kept beside it and returned."""
-    path = folder / SETTINGS
-    old = path.read_bytes() if path.exists() else text.encode()
-    said = old.decode(errors="replace")
-    if old != text.encode():
-        write_atomically(folder / f"settings.{digest(said)[:8]}.yaml", old)
-    if old != text.encode() or not path.exists():
-        write_atomically(path, text)
-    return said if old != text.encode() else None
+    path, new = folder / SETTINGS, text.encode()
+    old = path.read_bytes() if path.exists() else None
+    if old == new:
+        return None
+    before = None if old is None else old.decode(errors="replace")
+    if old is not None and before is not None:
+        write_atomically(folder / f"settings.{digest(before)[:8]}.yaml", old)
+    write_atomically(path, new)
+    return before
 
 
 def write_failure(folder: Path, key: str, message: str) -> None:
@@ -138,43 +121,27 @@ def write_failure(folder: Path, key: str, message: str) -> None:
 
 def read_failure(folder: Path, key: str) -> str | None:
     """Why the work of that key failed here, if its last attempt did."""
-    if not (folder / FAILURE).exists():
-        return None
-    found = _read_json(folder / FAILURE)
-    return str(found.get("message")) if isinstance(found, dict) and found.get("key") == key else None
-
-
-def forget_failure(folder: Path) -> None:
-    """What failed here is tried again, or is done."""
-    if folder.is_dir():
-        (folder / FAILURE).unlink(missing_ok=True)
+    failure = read_json(folder / FAILURE) if (folder / FAILURE).exists() else None
+    return str(failure.get("message")) if isinstance(failure, dict) and failure.get("key") == key else None
 
 
 # The stages
 
 
-def place_stage(run: Path, stage: str, key: str, settings: Any, needs: Mapping[str, str]) -> Record:
-    """Make `run/stage` the folder of that key: as it is, brought back, or new; another key's is set aside."""
-    folder, draft = run / stage, run / f".{stage}{DRAFT}"
-    shutil.rmtree(draft, ignore_errors=True)
-    if folder.exists():
-        record = read_record(folder)
-        remove_partials(folder)
-        if record.key == key:
-            return record
-        set_aside(run, stage)
-    for aside in stages_aside(run, stage):
-        if read_record(aside).key == key:
-            rename_durably(aside, folder)
-            return read_record(folder)
-    write_record(draft, Record(stage, key, settings, dict(needs)))
-    rename_durably(draft, folder)
-    return read_record(folder)
+def read_record(folder: Path) -> Record:
+    """What stage.json says."""
+    if not (folder / RECORD).exists():
+        raise RunFolderError(f"{folder} is not a stage of a run (it has no {RECORD}): move it away.")
+    found = read_json(folder / RECORD)
+    if not isinstance(found, dict) or not {"stage", "key", "settings", "needs", "status"} <= found.keys():
+        raise RunFolderError(f"{folder / RECORD} was not written by namm: move {folder} away.")
+    known = {f.name: found[f.name] for f in fields(Record) if f.name in found}
+    return Record(**known | {"files": tuple(found.get("files", ()))})
 
 
-def set_aside(run: Path, stage: str) -> None:
-    """Make room in `run` for a stage of another key."""
-    rename_durably(run / stage, _free_name(run, stage, read_record(run / stage).key))
+def write_record(folder: Path, record: Record) -> None:
+    """Write stage.json, whole or not at all."""
+    write_json(folder / RECORD, asdict(record))
 
 
 def is_done(folder: Path, key: str) -> bool:
@@ -185,40 +152,118 @@ def is_done(folder: Path, key: str) -> bool:
     return record.key == key and record.is_complete(folder)
 
 
+def place_stage(run: Path, stage: str, key: str, settings: Any, needs: Mapping[str, str]) -> Record:
+    """Make `run/stage` the folder of that key: as it is, brought back, or new; another key's is set aside."""
+    folder = run / stage
+    shutil.rmtree(_draft(run, stage), ignore_errors=True)
+    if folder.exists():
+        record = read_record(folder)
+        remove_partials(folder)
+        if record.key == key:
+            return record
+        _set_aside(run, stage)
+    for aside in stages_aside(run, stage):
+        if read_record(aside).key == key:
+            rename_durably(aside, folder)
+            return read_record(folder)
+    put_stage(run, stage, lambda draft: write_record(draft, Record(stage, key, settings, dict(needs))))
+    return read_record(folder)
+
+
+def put_stage(run: Path, stage: str, make: Callable[[Path], object]) -> None:
+    """Let `make` write the folder of a stage, and give it its name once it is whole; what has it is set aside."""
+    draft = _draft(run, stage)
+    shutil.rmtree(draft, ignore_errors=True)
+    make(draft)
+    if (run / stage).exists():
+        _set_aside(run, stage)
+    rename_durably(draft, run / stage)
+
+
+def _draft(run: Path, stage: str) -> Path:
+    return run / f".{stage}.new"
+
+
 def stages_aside(run: Path, stage: str) -> list[Path]:
     """Folders of that stage that were set aside."""
     return sorted(p for p in run.glob(f"{stage}.*") if (p / RECORD).exists())
 
 
-def _free_name(run: Path, stage: str, key: str) -> Path:
-    """`stage.<key>`, cut short, or with a number where that is taken."""
-    path = run / f"{stage}.{key[:8]}"
-    count = 2
-    while path.exists():
-        path = run / f"{stage}.{key[:8]}.{count}"
-        count += 1
-    return path
+def _set_aside(run: Path, stage: str) -> None:
+    """Rename a stage's folder to `stage.<key>`, cut short, or with a number where that is taken."""
+    name = f"{stage}.{read_record(run / stage).key[:8]}"
+    names = (name if k == 1 else f"{name}.{k}" for k in count(1))
+    rename_durably(run / stage, next(path for each in names if not (path := run / each).exists()))
 
 
-def read_record(folder: Path) -> Record:
-    """What stage.json says."""
-    if not (folder / RECORD).exists():
-        raise RunFolderError(f"{folder} is not a stage of a run (it has no {RECORD}): move it away.")
-    found = _read_json(folder / RECORD)
-    names = {f.name for f in fields(Record)}
-    if not isinstance(found, dict) or not {"stage", "key", "settings", "needs", "status"} <= found.keys():
-        raise RunFolderError(f"{folder / RECORD} was not written by namm: move {folder} away.")
-    known = {name: value for name, value in found.items() if name in names}
-    return Record(**known | {"files": tuple(found.get("files", ()))})
+# How far it has come
+
+State = Literal["complete", "partial", "stale", "aside", "not there yet"]
 
 
-def write_record(folder: Path, record: Record) -> None:
-    """Write stage.json, whole or not at all."""
-    write_json(folder / RECORD, asdict(record))
+@dataclass(frozen=True)
+class StageState:
+    """One folder of a stage, or the lack of one."""
+
+    folder: str
+    state: State
+    seconds: float | None = None
+    results: str = ""
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}): move it away, or choose another folder.") from error
+@dataclass(frozen=True)
+class RunState:
+    """A run at a glance; `changed` says whether its settings differ from its preset's."""
+
+    experiment: str
+    preset: str
+    changed: bool
+    done: tuple[str, ...]
+    date: str
+
+
+def stage_states(run: Path) -> list[StageState]:
+    """Every stage in order, each followed by its folders that were set aside."""
+    read_claim(run / RUN, KIND, ELSEWHERE)
+    rows = []
+    for name, key in stage_keys(read_yaml(run / SETTINGS).settings).items():
+        if not (run / name / RECORD).exists():
+            rows.append(StageState(name, "not there yet"))
+        for folder in (run / name, *stages_aside(run, name)):
+            if (folder / RECORD).exists():
+                record = read_record(folder)
+                state: State = "complete" if record.is_complete(folder) else "partial"
+                if folder.name != name:
+                    state = "aside"
+                elif record.key != key:
+                    state = "stale"
+                rows.append(StageState(folder.name, state, record.seconds, summary(STAGES[name], record.results)))
+    return rows
+
+
+def describe_run(run: Path) -> RunState:
+    """Experiment, preset, stages done and date of the last change."""
+    about, chosen = read_claim(run / RUN, KIND, ELSEWHERE), read_yaml(run / SETTINGS)
+    done = tuple(row.folder for row in stage_states(run) if row.state == "complete")
+    records = [read_record(run / name) for name in STAGES if (run / name / RECORD).exists()]
+    dates = [date for record in records for date in (record.started, record.finished) if date]
+    changed = chosen.settings != preset(chosen.experiment, chosen.name).settings
+    date = max(dates, default=about.get("created", ""))
+    return RunState(about.get("experiment", chosen.experiment), chosen.name, changed, done, date)
+
+
+def is_complete(run: Path, stage: str) -> bool:
+    """Whether that stage is complete for the run's own settings."""
+    return any(row.folder == stage and row.state == "complete" for row in stage_states(run))
+
+
+def complete_stage(run: Path, stage: str) -> Path:
+    """The folder of a stage that is complete for the run's own settings; refused where it is not."""
+    state = next(row.state for row in stage_states(run) if row.folder == stage)
+    if state != "complete":
+        reason = {"partial": "was cut short", "stale": "was made with other settings"}.get(state, "has not been run")
+        raise RunFolderError(
+            f"the stage {stage!r} of {run} {reason}: "
+            f"`namm run --config {quote(str(run / SETTINGS))} --out {quote(str(run))} --until {stage}` completes it."
+        )
+    return run / stage

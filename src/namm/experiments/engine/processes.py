@@ -1,4 +1,4 @@
-"""The processes of a run that torchrun started: one of them writes and speaks, all train and sample.
+"""The processes of a run that torchrun started: one of them writes and prints, all train and sample.
 
 What the main process does alone (drawing the data, measuring, the report) may take hours, longer than a collective
 operation may wait. So the others wait at torchrun's key-value store instead, and look there every moment whether the
@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from datetime import timedelta
 from functools import cache
 from itertools import count
@@ -38,17 +38,12 @@ def world() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
-def rank() -> int:
-    """The number of this one."""
-    return int(os.environ.get("RANK") or 0) if world() > 1 else 0
-
-
 def is_main() -> bool:
-    """Whether this is the process that writes and speaks."""
-    return rank() == 0
+    """Whether this is the process that writes and prints."""
+    return world() == 1 or int(os.environ.get("RANK") or 0) == 0
 
 
-def alone(function: Callable[[], T]) -> T:
+def on_main_process(function: Callable[[], T]) -> T:
     """What `function` returns, or raises, in the main process. All processes call this; the others wait for it."""
     if world() == 1:
         return function()
@@ -75,15 +70,15 @@ def first_to_fail() -> bool:
         return True
     try:
         return int(_store().add(FAILURES, 1)) == 1
-    except Exception:  # the store went away with a process that failed, which had its word
+    except Exception:  # the store went away with a process that failed, which has said why
         return is_main()
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
-    """Inside this context only the main process prints, and of all processes the first to fail says why.
+def rank_zero_output() -> Iterator[None]:
+    """Inside this context only the main process prints, and only the first process that fails says why.
 
-    The others end without a word, with the exit code that the same error would have had.
+    The others end silently, with the exit code that the same error would have had.
     """
     if world() == 1:
         yield
@@ -95,7 +90,7 @@ def one_voice() -> Iterator[None]:
             yield
         except BaseException as error:
             if not first_to_fail():
-                let_speak()
+                wait_for_the_reason()
                 raise SystemExit(getattr(error, "exit_code", 1)) from None
             if "gloo" in str(error) or type(error).__name__.startswith("Dist"):
                 raise Lost(
@@ -103,19 +98,15 @@ def one_voice() -> Iterator[None]:
                     "command goes on with what was saved."
                 ) from error
             raise
-    _take_leave()
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
-def let_speak() -> None:
-    """Before a silent end: torchrun ends all processes when one ends, and the one that says why may be slower."""
+def wait_for_the_reason() -> None:
+    """Wait before a silent end: torchrun ends all processes when one ends, and the one that says why may be slower."""
     time.sleep(SPEAK_SECONDS)
-
-
-def _take_leave() -> None:
-    import torch
-
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def require_shared(folder: Path, name: str) -> None:
@@ -134,7 +125,7 @@ def require_shared(folder: Path, name: str) -> None:
 
 
 def _wait_for(key: str) -> bytes:
-    """The value of `key`, once it is there."""
+    """The value of `key` in the store, once it is there."""
     pulse, last = -1, time.monotonic()
     try:
         store = _store()
@@ -170,13 +161,13 @@ def _alive() -> Iterator[None]:
 
 
 def _pickled(error: BaseException) -> bytes:
-    """An error for the other processes, in words where it cannot be had whole."""
+    """An error for the other processes; its message alone where it cannot be pickled."""
     if not isinstance(error, Exception):
         error = Interrupted("the main process was interrupted: the same command goes on from there.")
-    try:
-        pickle.loads(content := pickle.dumps((False, error)))
-    except Exception:
-        content = pickle.dumps((False, Lost(str(error))))
+    content = pickle.dumps((False, Lost(str(error))))
+    with suppress(Exception):
+        pickle.loads(whole := pickle.dumps((False, error)))
+        content = whole
     return content
 
 

@@ -3,13 +3,13 @@
 rule.json         the rule's name, whether it has a residual and a projection, and how its images are looked at
 residuals.npz     where the samples that the report shows break the rule, by method and by how they were chosen
 
-Of one of namm's own rules nothing is needed: it is built from the settings. Runs of version 0.1 have neither file.
+Nothing is needed of namm's own rules: they are built from the settings. Runs of version 0.1 have neither file.
 """
 
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -23,7 +23,7 @@ from namm.constraints import Constraint, DivergenceFree
 from namm.constraints.burgers import Burgers
 from namm.errors import RunFolderError, UntrustedRuleError
 from namm.experiments.engine import build
-from namm.experiments.engine.data_settings import Data
+from namm.experiments.engine.experiment import Data
 from namm.files import write_atomically, write_json
 from namm.generative.sample_file import SampleFile
 from namm.report.figures import Array, View
@@ -34,16 +34,17 @@ FIRST, WORST = "first", "worst"
 
 
 @dataclass(frozen=True)
-class Facts:
+class RuleFacts:
     """A rule as a report knows it.
 
     Attributes:
         name: Its name.
         has_residual, has_project: What it can do besides measure.
         shows: "image", "velocity" or "vorticity": what people look at under this rule.
-        size, extent: Of a state, in points and in length, where that is the vorticity.
+        size, extent: A state's points and length along a side, where people look at its vorticity.
         problem: Why there are no residuals, if they could not be computed.
-        residuals: Of the samples shown, by `<method>_<first or worst>`; none for a rule without pictures of them.
+        residuals: Kept pictures of where the samples shown break the rule, by `<method>_<first or worst>`.
+        rule: The rule itself, where it may be run; its pictures are then computed.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Facts:
     extent: float = 0.0
     problem: str = ""
     residuals: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    rule: Constraint | None = None
 
     @property
     def view(self) -> View:
@@ -69,15 +71,25 @@ class Facts:
 
         return View(rotation, "vorticity ∂v/∂x − ∂u/∂y", signed=True)
 
+    @torch.no_grad()
+    def residual_pictures(self, key: str, images: Tensor) -> NDArray[Any] | None:
+        """Where the images that `key` names break the rule, for a rule that has a picture of it."""
+        if self.rule is None:
+            pictures = self.residuals.get(key)
+        else:
+            pictures = self.rule.follow(images).residual(images).cpu().numpy() if self.has_residual else None
+        is_usable = pictures is not None and pictures.ndim == 4 and len(pictures) == len(images)
+        return pictures if is_usable else None
 
-def facts_of(rule: Constraint) -> Facts:
-    """What is known of a rule without images."""
+
+def facts_of(rule: Constraint) -> RuleFacts:
+    """What is known of a rule that may be run."""
     shows: dict[str, Any] = {}
     if isinstance(rule, Burgers):
         shows = {"shows": "velocity"}
     elif isinstance(rule, DivergenceFree):
         shows = {"shows": "vorticity", "size": rule.size, "extent": rule.extent}
-    return Facts(rule.name, rule.has_residual, rule.has_project, **shows)
+    return RuleFacts(rule.name, rule.has_residual, rule.has_project, rule=rule, **shows)
 
 
 def samples_shown(samples: SampleFile) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -89,54 +101,25 @@ def samples_shown(samples: SampleFile) -> Iterator[tuple[str, NDArray[Any]]]:
     yield WORST, np.argsort(distances)[::-1][:count]
 
 
-@torch.no_grad()
-def residual_pictures(rule: Constraint, images: Tensor, device: torch.device | None = None) -> NDArray[Any] | None:
-    """Where the images break the rule, for a rule that has a picture of it."""
-    if not rule.has_residual:
-        return None
-    images = images.to(device)
-    found = rule.follow(images).residual(images).cpu().numpy()
-    return found if found.ndim == 4 else None
-
-
-# In the stage's folder
-
-
 def write_facts(folder: Path, rule: Constraint, samples: Mapping[str, SampleFile], device: torch.device) -> None:
-    """Keep what a report needs of a rule; a residual that fails costs its pictures alone."""
-    found: dict[str, NDArray[Any]] = {}
-    facts = asdict(facts_of(rule))
-    facts.pop("residuals")
+    """Keep in a stage's folder what a report needs of a rule; a residual that fails costs its pictures alone."""
+    facts, pictures = facts_of(rule), {}
+    content = {f.name: getattr(facts, f.name) for f in fields(facts) if f.name not in ("residuals", "rule")}
     try:
         for method, file in samples.items():
             for which, rows in samples_shown(file):
-                pictures = residual_pictures(rule, file.images[rows], device)
-                if pictures is not None:
-                    found[f"{method}_{which}"] = pictures
+                picture = facts.residual_pictures("", file.images[rows].to(device))
+                if picture is not None:
+                    pictures[f"{method}_{which}"] = picture
     except Exception as error:  # a user's code may raise anything
-        found, facts["problem"] = {}, f"{type(error).__name__}: {error}"
+        pictures, content["problem"] = {}, f"{type(error).__name__}: {error}"
     buffer = io.BytesIO()
-    np.savez(buffer, **found)  # type: ignore[arg-type]
+    np.savez(buffer, **pictures)  # type: ignore[arg-type]
     write_atomically(folder / RESIDUALS, buffer.getvalue())
-    write_json(folder / FACTS, facts)
+    write_json(folder / FACTS, content)
 
 
-def read_facts(folder: Path) -> Facts | None:
-    """What `write_facts` left there; None in a run of version 0.1."""
-    if not (folder / FACTS).exists():
-        return None
-    try:
-        known = json.loads((folder / FACTS).read_text())
-        with (folder / RESIDUALS).open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
-            facts = Facts(**known, residuals={name: arrays[name] for name in arrays.files})
-        if facts.shows == "vorticity" and not (facts.size > 0 and facts.extent > 0):
-            raise ValueError(f"a state of {facts.size} points and length {facts.extent}")
-    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
-        raise RunFolderError(f"{folder / FACTS} and {RESIDUALS} cannot be read ({error}): move them away.") from error
-    return facts
-
-
-def report_rule(data: Data, folder: Callable[[str], Path], evaluated: Path | None) -> Facts | Constraint | None:
+def report_facts(data: Data, folder: Callable[[str], Path], evaluated: Path | None) -> RuleFacts | None:
     """What a report is made with: namm's own rule, or what was kept of a user's; None if there is nothing to show.
 
     A user's rule is run only where nothing was kept of it, and only if it is trusted.
@@ -146,14 +129,23 @@ def report_rule(data: Data, folder: Callable[[str], Path], evaluated: Path | Non
         folder: Gives the folder of a stage by its name.
         evaluated: The folder of the stage `evaluate`, where that is complete.
     """
-    if not data.rule.named_code:
-        return build.rule_of(data, folder, "cpu")
-    kept = None if evaluated is None else read_facts(evaluated)
-    if kept is not None:
-        return kept
+    if data.rule.named_code and evaluated is not None and (evaluated / FACTS).exists():
+        return _read_facts(evaluated)
     try:
-        return build.rule_of(data, folder, "cpu")
+        return facts_of(build.rule_of(data, folder, "cpu"))
     except UntrustedRuleError:
         if evaluated is None:
             return None
         raise
+
+
+def _read_facts(folder: Path) -> RuleFacts:
+    try:
+        known = json.loads((folder / FACTS).read_text())
+        with (folder / RESIDUALS).open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
+            facts = RuleFacts(**known | {"residuals": {name: arrays[name] for name in arrays.files}, "rule": None})
+        if facts.shows == "vorticity" and not (facts.size > 0 and facts.extent > 0):
+            raise ValueError(f"a state of {facts.size} points and length {facts.extent}")
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
+        raise RunFolderError(f"{folder / FACTS} and {RESIDUALS} cannot be read ({error}): move them away.") from error
+    return facts

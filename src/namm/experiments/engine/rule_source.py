@@ -24,7 +24,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, PathFinder
@@ -82,21 +82,20 @@ class Source:
         """A hash of everything that would be run, comments aside; of an installed module, of its name."""
         if self.root is None:
             return _sha256(json.dumps(["installed", self.module]).encode())
-        root = self.root
         parts = [
-            [file.path.relative_to(root).as_posix(), _sha256(_meaning(file.content))]
+            [file.path.relative_to(self.root).as_posix(), _sha256(_meaning(file.content))]
             for file in self.files.values()
             if file.content is not None
         ]
         return _sha256(json.dumps(["files", self.module, sorted(parts)]).encode())
 
-    @cached_property
-    def code(self) -> bytes | None:
-        """The module's own code without comments, as older runs have hashed it; None where there is no file."""
+    @property
+    def code_hash(self) -> str:
+        """A hash of the module's own code, comments aside, as runs keep it; empty where there is no file."""
         if self.file is None:
-            return None
+            return ""
         content = self.files[self.imported_as].content if self.root is not None else self.file.read_bytes()
-        return without_comments(content or b"")
+        return _sha256(without_comments(content or b""))[:16]
 
 
 def without_comments(content: bytes) -> bytes:
@@ -146,9 +145,7 @@ def find_source(module: str, folders: Sequence[str | Path]) -> Source | None:
             if (file := _module_file(root, module)) is not None:
                 return _collected(root, module, file)
     spec = _elsewhere(parts[0], None)
-    if spec is None:
-        return None
-    return Source(module, _installed_file(spec, parts), None, module, {})
+    return None if spec is None else Source(module, _installed_file(spec, parts), None, module, {})
 
 
 def _folders_on_path() -> list[Path]:
@@ -203,8 +200,11 @@ def _installed_file(spec: ModuleSpec, parts: Sequence[str]) -> Path | None:
 def _collected(root: Path, module: str, file: Path) -> Source:
     """Everything in `root` that belongs to `module`."""
     top = module.partition(".")[0]
-    taken = _elsewhere(top, root) if _module_file(root, top) is None else _regular(_elsewhere(top, root))
-    own_top = top if taken is None else f"_namm_rule_{top}"
+    own_top = f"_namm_rule_{top}" if _is_taken(top, root) else top
+
+    def known_as(name: str, is_own: bool) -> str:
+        return own_top + name[len(top) :] if is_own else name
+
     files: dict[str, File] = {}
     queue = [(module, True)]
     while queue:
@@ -212,16 +212,14 @@ def _collected(root: Path, module: str, file: Path) -> Source:
         home = name.partition(".")[0]
         if not is_own and (home == NAMM or _is_taken(home, root)):
             continue
-        if _is_covered(own_top + name[len(top) :] if is_own else name, files):
+        if _is_covered(known_as(name, is_own), files):
             continue
-        for found, each in _modules(root, name):
-            known_as = own_top + found[len(top) :] if is_own else found
-            if known_as in files:
-                continue
-            files[known_as] = each
-            if each.is_source and each.content is not None:
-                queue += _imports(each, found, is_own)
-    return Source(module, file, root, own_top + module[len(top) :], files)
+        for part, each in _modules(root, name):
+            if known_as(part, is_own) not in files:
+                files[known_as(part, is_own)] = each
+                if each.is_source and each.content is not None:
+                    queue += _imports(each, part, is_own)
+    return Source(module, file, root, known_as(module, True), files)
 
 
 def _is_covered(name: str, files: Mapping[str, File]) -> bool:
@@ -231,39 +229,30 @@ def _is_covered(name: str, files: Mapping[str, File]) -> bool:
     return any(file is not None and file.content is not None for file in before)
 
 
-def _regular(spec: ModuleSpec | None) -> ModuleSpec | None:
-    """`spec`, unless it is a folder without `__init__.py`, which gives way to a module of the same name."""
-    return None if spec is None or spec.origin is None else spec
-
-
 def _is_taken(top: str, root: Path) -> bool:
     """Whether a top-level name is another's: Python's, or an installed package's."""
     if top in sys.stdlib_module_names:
         return True
     spec = _elsewhere(top, root)
-    return (spec if _module_file(root, top) is None else _regular(spec)) is not None
+    is_folder = spec is not None and spec.origin is None  # without `__init__.py`: a module of the same name goes first
+    return spec is not None and not (is_folder and _module_file(root, top) is not None)
 
 
 def _modules(root: Path, name: str) -> Iterator[tuple[str, File]]:
     """`name` in `root` with the packages that it is in; of a package with `__init__.py`, all that is in it."""
-    parts = name.split(".")
     folders: list[tuple[str, File]] = []
+    parts = name.split(".")
     for end in range(1, len(parts) + 1):
-        prefix = ".".join(parts[:end])
+        prefix, folder = ".".join(parts[:end]), root.joinpath(*parts[:end])
         file = _module_file(root, prefix)
-        if file is None:
-            folder = root.joinpath(*parts[:end])
-            if not folder.is_dir():
-                return
-            folders.append((prefix, File(folder, None, True)))
-            continue
-        yield from folders
-        folders = []
-        if not file.name.startswith("__init__."):
-            yield prefix, File(file, file.read_bytes(), False)
+        if file is not None:
+            yield from folders
+            is_package = file.name.startswith("__init__.")
+            yield from _package(folder, prefix) if is_package else [(prefix, File(file, file.read_bytes(), False))]
             return
-        yield from _package(file.parent, prefix)
-        return
+        if not folder.is_dir():
+            return
+        folders.append((prefix, File(folder, None, True)))
 
 
 def _package(folder: Path, name: str) -> Iterator[tuple[str, File]]:
@@ -303,24 +292,21 @@ def _imports(file: File, name: str, is_own: bool) -> Iterator[tuple[str, bool]]:
 # Running
 
 
+@dataclass(frozen=True)
 class _Loader(Loader):
     """Runs a module from the bytes that were read, and from nothing else."""
 
-    def __init__(self, file: File) -> None:
-        self.file = file
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
+    file: File
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self.file.content or b"", str(self.file.path), "exec", dont_inherit=True), vars(module))
 
 
+@dataclass(eq=False)
 class _Finder(MetaPathFinder):
     """Finds the modules of the rules that were loaded, and refuses others of their packages."""
 
-    def __init__(self) -> None:
-        self.sources: dict[str, Source] = {}
+    sources: dict[str, Source] = field(default_factory=dict)
 
     @property
     def files(self) -> dict[str, File]:

@@ -13,39 +13,35 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from namm.errors import DataError, RunFolderError, UsageError, VerdictError
 from namm.experiments.engine.folder import (
     RUN,
     Record,
-    claim_run,
     is_done,
     now,
     place_stage,
     read_record,
-    require_run,
+    run_claim,
     write_record,
     write_settings,
 )
-from namm.experiments.engine.processes import alone, is_main, require_shared, world
+from namm.experiments.engine.processes import is_main, on_main_process, require_shared, world
 from namm.experiments.engine.settings import Settings
 from namm.experiments.engine.settings_file import changes, to_yaml
 from namm.experiments.engine.stages import Stage, Work, needs, stage_keys, stages_until, summary
 from namm.experiments.presets import Preset
 from namm.files import owned
 
-Tell = Callable[[str], None]
+Logger = Callable[[str], None]
 
 REPORT = "report"
-"""The stage that builds nothing from the settings, so that it needs no rule and no images."""
-ALONE = (REPORT,)
-"""Stages that neither train nor sample: the main process does them while the others wait."""
+"""The stage that only reads: it needs no rule and no images, and the main process makes it while the others wait."""
 
 
-def of_main(tell: Tell) -> Tell:
-    """`tell` in the main process, silence in the others."""
-    return tell if is_main() else lambda line: None
+def rank_zero_log(log: Logger) -> Logger:
+    """`log` in the main process, silence in the others."""
+    return log if is_main() else lambda line: None
 
 
 def run(
@@ -53,7 +49,7 @@ def run(
     folder: str | Path,
     *,
     until: str | None = None,
-    tell: Tell = print,
+    log: Logger = print,
     progress: bool = True,
     force: bool = False,
 ) -> dict[str, Record]:
@@ -66,17 +62,17 @@ def run(
     """
     stages, folder = stages_until(until, chosen.settings), Path(folder)
     keys = stage_keys(chosen.settings)
-    tell = of_main(tell)
+    log = rank_zero_log(log)
     try:
         with ExitStack() as held:
-            alone(lambda: _begin(chosen, stages, folder, keys, held, tell))
+            on_main_process(lambda: _begin(chosen, stages, folder, keys, held, log))
             require_shared(folder, RUN)
             records: dict[str, Record] = {}
             for stage in stages:
-                records[stage.name] = _run_stage(stage, chosen, folder, keys, tell, progress)
+                records[stage.name] = _run_stage(stage, chosen, folder, keys, log, progress)
                 if stage.gate and not force:
                     later = [other for other in stages if other.name not in records]
-                    alone(partial(_require_good, records[stage.name], folder, keys, later))
+                    on_main_process(partial(_require_good, records[stage.name], folder, keys, later))
             return records
     except BrokenPipeError:  # nobody reads what is told
         raise
@@ -87,48 +83,75 @@ def run(
 
 
 def _begin(
-    chosen: Preset, stages: Sequence[Stage], folder: Path, keys: Mapping[str, str], held: ExitStack, tell: Tell
+    chosen: Preset, stages: Sequence[Stage], folder: Path, keys: Mapping[str, str], held: ExitStack, log: Logger
 ) -> None:
     """Refuse what can be refused now; then the folder is ours until `held` is closed."""
-    require_run(folder, chosen.experiment)
+    claim = run_claim(folder, chosen.experiment)
+    claim.check()
     if any(stage.name != REPORT and not is_done(folder / stage.name, keys[stage.name]) for stage in stages):
-        _check_settings(chosen)
-        _check_sharing(chosen.settings, stages)
-        if any(stage.name == "evaluate" for stage in stages):
-            _check_evaluation(chosen.settings)
+        _check(chosen.settings, stages)
     held.enter_context(owned(folder))
-    claim_run(folder, chosen.experiment)
+    claim.take()
     text = to_yaml(chosen)
     if (before := write_settings(folder, text)) is not None:
-        tell(f"settings changed since the last call: {changes(before, text)}")
+        log(f"settings changed since the last call: {changes(before, text)}")
 
 
 def _run_stage(
-    stage: Stage, chosen: Preset, run_folder: Path, keys: Mapping[str, str], tell: Tell, progress: bool
+    stage: Stage, chosen: Preset, run_folder: Path, keys: Mapping[str, str], log: Logger, progress: bool
 ) -> Record:
     """Bring one stage to its end, unless it is there already."""
     settings, folder = chosen.settings, run_folder / stage.name
     needed = needs(stage, settings)
-    part, before = stage.part(settings), {name: keys[name] for name in needed}
-    record, done = alone(lambda: _placed(run_folder, stage.name, keys[stage.name], part, before))
-    if done:
-        tell(f"{stage.name:<9}done before  {_found(stage, record)}")
-        _tell_verdict(record, tell)
-        return record
-    tell(f"{stage.name:<9}{'goes on' if record.attempts else 'running'}")
-    work = Work(settings, folder, {name: run_folder / name for name in needed}, progress)
-    record = _attempt(stage, work, record)
-    tell(f"{stage.name:<9}done in {record.seconds:.1f} s  {_found(stage, record)}")
-    _tell_verdict(record, tell)
-    return record
 
+    def place() -> tuple[Record, bool]:
+        before = {name: keys[name] for name in needed}
+        record = place_stage(run_folder, stage.name, keys[stage.name], stage.part(settings), before)
+        return record, record.is_complete(folder)
 
-def _tell_verdict(record: Record, tell: Tell) -> None:
+    record, done = on_main_process(place)
+    if not done:
+        log(f"{stage.name:<9}{'goes on' if record.attempts else 'running'}")
+        work = Work(settings, folder, {name: run_folder / name for name in needed}, progress)
+        record = _attempt(stage, work, record)
+    compute = f"compute {record.compute_seconds:.1f} s, " if record.compute_seconds else ""
+    how = "done before" if done else f"done in {record.seconds:.1f} s"
+    log(f"{stage.name:<9}{how}  {compute}{summary(stage, record.results)}")
     if record.verdict is not None:
         from namm.evaluation.verdict import Verdict
 
         for line in Verdict.from_json(record.verdict).lines():
-            tell(line)
+            log(line)
+    return record
+
+
+def _attempt(stage: Stage, work: Work, record: Record) -> Record:
+    """Do the work of a stage and keep its record; a failure leaves it running, to be gone on with."""
+    started = replace(record, status="running", started=record.started or now(), attempts=record.attempts + 1)
+    on_main_process(lambda: write_record(work.folder, started))
+    begin = time.monotonic()
+    try:
+        outcome = on_main_process(lambda: stage.function(work)) if stage.name == REPORT else stage.function(work)
+    except BaseException:
+        if is_main():
+            write_record(work.folder, replace(started, seconds=started.seconds + time.monotonic() - begin))
+        raise
+    finished = replace(
+        started,
+        status="complete",
+        finished=now(),
+        seconds=started.seconds + time.monotonic() - begin,
+        compute_seconds=outcome.compute_seconds,
+        results=dict(outcome.results),
+        files=outcome.files,
+        verdict=outcome.verdict,
+    )
+
+    def keep() -> Record:
+        write_record(work.folder, finished)
+        return read_record(work.folder)
+
+    return on_main_process(keep)
 
 
 def _require_good(record: Record, run: Path, keys: Mapping[str, str], later: Sequence[Stage]) -> None:
@@ -145,94 +168,48 @@ def _require_good(record: Record, run: Path, keys: Mapping[str, str], later: Seq
         )
 
 
-def _placed(run: Path, stage: str, key: str, part: Any, before: Mapping[str, str]) -> tuple[Record, bool]:
-    """The record of a stage in its folder, and whether it is complete."""
-    record = place_stage(run, stage, key, part, before)
-    return record, record.is_complete(run / stage)
-
-
-def _found(stage: Stage, record: Record) -> str:
-    """What the stage cost on its side of the comparison, and its results."""
-    compute = f"compute {record.compute_seconds:.1f} s, " if record.compute_seconds else ""
-    return compute + summary(stage, record.results)
-
-
-def _attempt(stage: Stage, work: Work, record: Record) -> Record:
-    """Do the work of a stage and keep its record; a failure leaves it running, to be gone on with."""
-    started = replace(record, status="running", started=record.started or now(), attempts=record.attempts + 1)
-    alone(lambda: write_record(work.folder, started))
-    begin = time.monotonic()
-    try:
-        outcome = alone(lambda: stage.function(work)) if stage.name in ALONE else stage.function(work)
-    except BaseException:
-        if is_main():
-            write_record(work.folder, replace(started, seconds=started.seconds + time.monotonic() - begin))
-        raise
-    finished = replace(
-        started,
-        status="complete",
-        finished=now(),
-        seconds=started.seconds + time.monotonic() - begin,
-        compute_seconds=outcome.compute_seconds,
-        results=dict(outcome.results),
-        files=outcome.files,
-        verdict=outcome.verdict,
-    )
-    return alone(lambda: _kept(work.folder, finished))
-
-
-def _kept(folder: Path, record: Record) -> Record:
-    write_record(folder, record)
-    return read_record(folder)
-
-
-def _check_settings(chosen: Preset) -> None:
+def _check(settings: Settings, stages: Sequence[Stage]) -> None:
+    """Refuse, before hours are spent, settings that some stage could not use."""
     from namm.experiments.engine.build import check
 
-    check(chosen.settings)
-
-
-def _check_evaluation(settings: Settings) -> None:
-    """Refuse, before hours are spent, an evaluation that would have too few images at its end."""
-    asked = settings.evaluate
-    for split in ("train", "test"):
-        if (n := settings.data.sizes[split]) < asked.subset:
-            raise UsageError(
-                f"data.n_{split} is {n}, and the evaluation takes subsets of {asked.subset} images (evaluate.subset) "
-                "of it: ask for more images or for smaller subsets."
-            )
-    if (n := settings.data.sizes[asked.reference]) < asked.n_fid:
-        raise UsageError(
-            f"evaluate.n_fid is {asked.n_fid} and data.n_{asked.reference} is {n}: FID compares equal numbers of "
-            "images. Ask for fewer, or draw more."
-        )
-    if asked.kid_subsets or asked.n_fid:
-        _require_inception()
-    if asked.n < asked.subset:
-        raise UsageError(
-            f"evaluate.n is {asked.n}, fewer than the {asked.subset} images of a subset (evaluate.subset): "
-            "ask for more samples or for smaller subsets."
-        )
-
-
-def _check_sharing(settings: Settings, stages: Sequence[Stage]) -> None:
-    """Refuse batches that the processes cannot share equally."""
-    trained = {"mvae": "vae"}
-    for name in (trained.get(stage.name, stage.name) for stage in stages):
+    check(settings)
+    names = [stage.name for stage in stages]
+    for name in ("vae" if name == "mvae" else name for name in names):  # batches that processes cannot share equally
         train = getattr(getattr(settings, name, None), "train", None)
         if train is not None and train.batch_size % world():
             raise UsageError(
                 f"{name}.train.batch_size is {train.batch_size}, which {world()} processes cannot share: make it a "
                 f"multiple of {world()}."
             )
+    if "evaluate" in names:
+        _check_evaluation(settings)
 
 
-def _require_inception() -> None:
-    from namm.evaluation.inception import load_inception
-
-    try:
-        load_inception()
-    except DataError as error:
+def _check_evaluation(settings: Settings) -> None:
+    """Refuse an evaluation that would have too few images at its end."""
+    asked, sizes = settings.evaluate, settings.data.sizes
+    for split in ("train", "test"):
+        if sizes[split] < asked.subset:
+            raise UsageError(
+                f"data.n_{split} is {sizes[split]}, and the evaluation takes subsets of {asked.subset} images "
+                "(evaluate.subset) of it: ask for more images or for smaller subsets."
+            )
+    if (n := sizes[asked.reference]) < asked.n_fid:
         raise UsageError(
-            f"{error} To go without: --evaluate.kid-subsets 0 --evaluate.n-fid 0, or --until dm for now."
-        ) from error
+            f"evaluate.n_fid is {asked.n_fid} and data.n_{asked.reference} is {n}: FID compares equal numbers of "
+            "images. Ask for fewer, or draw more."
+        )
+    if asked.n < asked.subset:
+        raise UsageError(
+            f"evaluate.n is {asked.n}, fewer than the {asked.subset} images of a subset (evaluate.subset): "
+            "ask for more samples or for smaller subsets."
+        )
+    if asked.kid_subsets or asked.n_fid:
+        from namm.evaluation.inception import load_inception
+
+        try:
+            load_inception()
+        except DataError as error:
+            raise UsageError(
+                f"{error} To go without: --evaluate.kid-subsets 0 --evaluate.n-fid 0, or --until dm for now."
+            ) from error

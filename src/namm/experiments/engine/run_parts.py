@@ -1,28 +1,33 @@
-"""What a run has trained, by the name of the stage that trained it: for later stages, and for whoever uses a run."""
+"""What a run has trained: its parts by the stage that trained them, and a run as an object, `namm.Run`."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from shlex import quote
-from typing import Self
+from typing import Any, Self
+
+import torch
+from torch import Tensor
 
 from namm.constraints import Constraint
-from namm.errors import RunFolderError
+from namm.datasets import Store, open_store
+from namm.evaluation.verdict import Verdict
 from namm.experiments.engine import build
 from namm.experiments.engine.build import device
-from namm.experiments.engine.folder import SETTINGS
+from namm.experiments.engine.folder import SETTINGS, complete_stage, describe_run, find_run, is_complete
 from namm.experiments.engine.settings import SamplerSettings, Settings
 from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.engine.stages import Work
+from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.map import TRAINING, mirror_folder
-from namm.experiments.engine.status import stage_states
+from namm.formatting import html_table
 from namm.generative import VAE, Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.maps import IdentityMap, MirrorMap
 from namm.training.checkpoint import weights_digest
 from namm.training.train_model import load_model
 
-__all__ = ["Trained", "complete_stage", "describe_samples", "device", "is_complete", "untrained"]
+__all__ = ["Run", "RunParts", "describe_samples", "device", "untrained"]
 
 Shape = tuple[int, int, int]
 
@@ -30,7 +35,7 @@ AUTOENCODERS, IN_MIRROR_SPACE = ("mvae", "vae"), ("mdm", "mvae")
 """Which of the models mdm, dm, mvae and vae are no diffusion models, and which are of mirror images."""
 
 
-class Trained:
+class RunParts:
     """The trained parts of a run, each loaded when it is asked for and put where models run.
 
     Args:
@@ -84,24 +89,82 @@ def untrained(stage: str, settings: Settings, shape: Shape) -> Diffusion | VAE:
     return build.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, seed)
 
 
-def complete_stage(run: Path, stage: str) -> Path:
-    """The folder of a stage that is complete for the run's own settings; refused where it is not."""
-    state = next(row.state for row in stage_states(run) if row.folder == stage)
-    if state != "complete":
-        reason = {"partial": "was cut short", "stale": "was made with other settings"}.get(state, "has not been run")
-        raise RunFolderError(
-            f"the stage {stage!r} of {run} {reason}: "
-            f"`namm run --config {quote(str(run / SETTINGS))} --out {quote(str(run))} --until {stage}` completes it."
-        )
-    return run / stage
-
-
-def is_complete(run: Path, stage: str) -> bool:
-    """Whether that stage is complete for the run's own settings."""
-    return any(row.folder == stage and row.state == "complete" for row in stage_states(run))
-
-
 def describe_samples(source: Mirrored, sampler: SamplerSettings | None) -> dict[str, bool | int | float | str]:
     """What a file of samples was made with; an autoencoder has no sampler."""
     how = {} if sampler is None else {"sampler": sampler.method, "steps": sampler.steps}
     return {"weights": weights_digest(source), **how}
+
+
+class Run:
+    """A run that `namm run` made; each part is read when it is first asked for.
+
+    A stage that is not complete is refused with the command that completes it.
+
+    Args:
+        folder: The run's folder, or its name in `runs`.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = find_run(folder)
+        self._parts = RunParts.load(self.folder)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the run's last call."""
+        return self._parts.settings
+
+    @cached_property
+    def rule(self) -> Constraint:
+        """ℓ, where models run."""
+        return self._parts.rule()
+
+    @cached_property
+    def mirror(self) -> MirrorMap:
+        """g and f; f as finetuning left it, where that is complete."""
+        return self._parts.mirror(self._stage_of_f)
+
+    @cached_property
+    def model(self) -> Mirrored:
+        """The mirrored diffusion model: y from the model in mirror space, x = f(y)."""
+        return self._parts.source("mdm", self.mirror)
+
+    def sample(self, n: int, *, seed: int = 0, **options: Any) -> Tensor:
+        """Draw images (n, C, H, W), with the sampler that the run is evaluated by unless `sampler` is given."""
+        how = build.sampling(self.settings.evaluate.sampler) | options
+        with torch.no_grad():
+            return self.model.sample(n, generator=seed, **how)
+
+    @cached_property
+    def metrics(self) -> Mapping[str, Any]:
+        """What the stage `evaluate` measured: the contents of its metrics.json."""
+        from namm.experiments.engine.stages.evaluate import METRICS
+
+        found: Mapping[str, Any] = json.loads((complete_stage(self.folder, "evaluate") / METRICS).read_text())
+        return found
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict on the samples, or on the map while there are none; None before that."""
+        from namm.experiments.engine.stages.evaluate import run_verdict
+
+        return run_verdict(self.folder, self._stage_of_f)
+
+    @cached_property
+    def images(self) -> Store:
+        """The run's data: `run.images["test"][:4]` reads four images (4, C, H, W)."""
+        return open_store(images_file(complete_stage(self.folder, "data")))
+
+    @property
+    def _stage_of_f(self) -> str:
+        return "finetune" if is_complete(self.folder, "finetune") else "map"
+
+    def __repr__(self) -> str:
+        about = describe_run(self.folder)
+        return f"Run({str(self.folder)!r}: {about.experiment}, preset {about.preset}, done: {', '.join(about.done)})"
+
+    def _repr_html_(self) -> str:
+        about, verdict = describe_run(self.folder), self.verdict
+        rows = [("experiment", about.experiment), ("preset", about.preset), ("stages", ", ".join(about.done))]
+        return html_table(
+            str(self.folder), [*rows, ("verdict", "not judged yet" if verdict is None else verdict.headline)]
+        )

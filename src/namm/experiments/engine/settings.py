@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from namm.errors import UsageError
-from namm.experiments.engine.data_settings import Data
+from namm.experiments.engine.experiment import Data
 from namm.training.settings import SCORE_SETTINGS, TrainSettings
 
 # The map
@@ -34,14 +34,24 @@ class ForwardSettings:
 
 @dataclass(frozen=True)
 class InverseSettings:
-    """The inverse map f, CycleGAN's generator."""
+    """The inverse map f: the paper's `resnet`, CycleGAN's generator, or a `rulenet`, for rules of any reach."""
 
+    kind: Literal["resnet", "rulenet"] = "resnet"
     filters: int = 64
-    """Channels after the head; every downsampling doubles them."""
+    """Channels after the head; in a resnet every downsampling doubles them."""
     blocks: int = 6
     """Residual blocks."""
+    boundary: Literal["auto", "zeros", "circular", "cylinder"] = "zeros"
+    """What is beyond the edge; in a `cylinder` the top meets the bottom, and there is nothing left and right; `auto`
+    looks whether the images' opposite edges are neighbours."""
+    modes: int = 64
+    """Rulenet: frequencies per axis."""
+    templates: int = 4
+    """Rulenet: directions of ∇ℓ that corrections of the whole image may take."""
+    hidden: int = 64
+    """Rulenet: width of the network that decides on these corrections."""
     downsamplings: int = 2
-    """Halvings of the resolution."""
+    """Resnet, as all below: halvings of the resolution."""
     normalisation: Literal["instance", "none"] = "instance"
     dropout: float = 0.5
     """Inside the residual blocks, in training only."""
@@ -51,8 +61,6 @@ class InverseSettings:
     """Add the head's features to the tail's input."""
     activation: Literal["softplus", "sigmoid", "tanh", "none"] = "softplus"
     """The last one."""
-    boundary: Literal["zeros", "circular", "cylinder"] = "zeros"
-    """What is beyond the edge; in a `cylinder` the top meets the bottom, and there is nothing left and right."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,9 @@ class WeightSettings:
     """Weights of the terms of Eq. 1."""
 
     constraint: float = 1.0
-    """λ_constr."""
+    """λ_constr, or what it is relative to."""
+    relative: bool = False
+    """Whether λ_constr is `constraint` times σ_max over ℓ of the errors that the map is trained with."""
     cycle: float = 0.5
     """Weight of either half of the cycle loss."""
     regulariser: float = 1e-3
@@ -73,10 +83,14 @@ class MapSettings:
 
     g: ForwardSettings = field(default_factory=ForwardSettings)
     f: InverseSettings = field(default_factory=InverseSettings)
+    standardise: bool = False
+    """Whether the networks see images standardised per channel; σ_max is then in standard deviations of the data."""
     sigma_max: float = 0.1
     """How far from g(x) f learns to come back."""
-    noise: Literal["uniform", "fixed"] = "uniform"
-    """σ ~ U(0, σ_max), or σ = σ_max always."""
+    noise: Literal["uniform", "fixed", "model", "model-fixed"] = "uniform"
+    """White noise or, as `model`, errors of the kinds that models make, with σ ~ U(0, σ_max) or σ = σ_max always."""
+    tune: bool = False
+    """Whether σ_max and λ_constr are chosen by short trials; finetuning keeps its ratio to both."""
     weights: WeightSettings = field(default_factory=WeightSettings)
     regulariser: Literal["gradient", "identity"] = "gradient"
     """mean |∇P(x)| as published, or ‖x − g(x)‖₁ as in Eq. 5."""
@@ -85,6 +99,12 @@ class MapSettings:
     def __post_init__(self) -> None:
         if not 0 < self.sigma_max < math.inf:
             raise UsageError(f"sigma_max must be positive, not {self.sigma_max}.")
+        tunable = self.standardise and self.noise == "model" and self.weights.relative and self.weights.constraint > 0
+        if self.tune and not tunable:
+            raise UsageError(
+                "map.tune needs map.standardise, map.noise model, map.weights.relative and a positive "
+                "map.weights.constraint."
+            )
         for f in fields(self.weights):
             if not 0 <= getattr(self.weights, f.name) < math.inf:
                 raise UsageError(f"weights.{f.name} must be 0 or more, not {getattr(self.weights, f.name)}.")
@@ -259,6 +279,10 @@ class Settings:
             raise UsageError(
                 f"data.n_train and data.n_val must be 1 or more in a run, not {self.data.n_train} and "
                 f"{self.data.n_val}: a map is trained on the first and measured on the second."
+            )
+        if self.finetune.weights.relative and not self.map.weights.relative:
+            raise UsageError(
+                "finetune.weights.relative is relative to what the map measures: it needs map.weights.relative."
             )
         if self.samples.seed == self.evaluate.seed:
             raise UsageError(

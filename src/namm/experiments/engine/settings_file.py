@@ -5,11 +5,11 @@ the preset it names. Reading is strict: a key that no dataclass has, or a value 
 place in the file and the nearest name, because a setting that is silently ignored is the most expensive mistake.
 """
 
-import difflib
 import hashlib
 import json
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,11 +17,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from namm.errors import UsageError
-from namm.experiments.engine.data_settings import PLACE
+from namm.experiments.engine.experiment import PLACE
 from namm.experiments.presets import Preset, preset, require_name
 from namm.files import differences
 
 HEADER = "# Settings of a run of namm. `namm run --config THIS_FILE` uses them again.\n"
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def plain(value: Any) -> Any:
@@ -44,6 +45,45 @@ def _canonical(value: Any, hint: Any) -> Any:
         return [_canonical(entry, item) for entry in value]
     wants_float = hint is float or float in get_args(hint)
     return float(value) if wants_float and isinstance(value, int) else plain(value)
+
+
+NEW = {
+    "kind": "resnet",
+    "modes": 64,
+    "templates": 4,
+    "hidden": 64,
+    "relative": False,
+    "standardise": False,
+    "tune": False,
+}
+"""Settings of a map that version 0.1 did not have, and the values that mean what it did."""
+
+
+def without_new_defaults(values: Any) -> Any:
+    """Plain values as version 0.1 would have written them, where they mean the same: the keys of its stages stand."""
+    if not isinstance(values, Mapping):
+        return values
+    kept = {name: value for name, value in values.items() if name not in NEW or value != NEW[name]}
+    return {name: without_new_defaults(value) for name, value in kept.items()}
+
+
+def as_meant_by_0_1(content: dict[str, Any]) -> dict[str, Any]:
+    """A whole file of version 0.1 with what its map did; any other file as it is.
+
+    What a file leaves out is taken from the preset, and presets have other maps now.
+    """
+    maps = content.get("map")
+    if not isinstance(maps, Mapping) or not isinstance(f := maps.get("f"), Mapping):
+        return content
+    if "kind" in f or not {"filters", "normalisation", "downsamplings"} <= f.keys():
+        return content
+    content = dict(content)
+    content["map"] = {**maps, "f": {**f, "kind": "resnet"}, "standardise": False, "tune": False}
+    for part in ("map", "finetune"):
+        weights = content.get(part, {}).get("weights")
+        if isinstance(weights, Mapping):
+            content[part] = {**content[part], "weights": {**weights, "relative": False}}
+    return content
 
 
 def digest(value: Any) -> str:
@@ -73,7 +113,7 @@ def from_yaml(text: str, place: str = "settings") -> Preset:
         raise UsageError(f"{place} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, Mapping) or "experiment" not in content:
         raise UsageError(f"{place} does not say which experiment it is for: add a line `experiment: NAME`.")
-    content = dict(content)
+    content = as_meant_by_0_1(dict(content))
     try:
         base = preset(*(str(content.pop(key, "demo")) for key in ("experiment", "preset")))
         return replace(base, settings=_update(base.settings, content, ""))
@@ -87,9 +127,9 @@ def changes(before: str, after: str) -> str:
         old, new = yaml.safe_load(before), yaml.safe_load(after)
     except yaml.YAMLError:
         old = new = None
-    found = differences(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else []
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    return "; ".join(found[:4]) + more if found else "the file was written otherwise"
+    changed = differences(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else []
+    more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
+    return "; ".join(changed[:4]) + more if changed else "the file was written otherwise"
 
 
 class _Loader(yaml.SafeLoader):
@@ -106,73 +146,43 @@ class _Loader(yaml.SafeLoader):
 
 def _update(base: Any, content: Any, place: str) -> Any:
     """The dataclass `base` with the fields that `content` names set to what it says."""
+    where = place or "the file"
     if not isinstance(content, Mapping):
-        raise UsageError(f"{_at(place)} must be a mapping of settings, not {content!r}.")
+        raise UsageError(f"{where} must be a mapping of settings, not {content!r}.")
     hints = get_type_hints(type(base))
-    known = [f.name for f in fields(base)]
     changes = {}
     for key, value in content.items():
-        here = f"{place}.{key}" if place else str(key)
-        _require_known(str(key), known, place)
-        old = getattr(base, key)
+        require_name(str(key), [f.name for f in fields(base)], "setting", f" in {place!r}" if place else "")
+        old, here = getattr(base, key), f"{place}.{key}" if place else key
         changes[key] = _update(old, value, here) if is_dataclass(old) else _convert(value, hints[key], here)
     try:
         return replace(base, **changes)
     except UsageError as error:
-        raise UsageError(f"{_at(place)}: {error}") from error
-
-
-def _require_known(key: str, known: list[str], place: str) -> None:
-    if key in known:
-        return
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(known)}."
-    inside = f" in {place!r}" if place else ""
-    raise UsageError(f"there is no setting {key!r}{inside}. {hint}")
+        raise UsageError(f"{where}: {error}") from error
 
 
 def _convert(value: Any, hint: Any, place: str) -> Any:
     """`value` as the type that `hint` asks for."""
+    if get_origin(hint) in (Union, types.UnionType):
+        if value is None and types.NoneType in get_args(hint):
+            return None
+        hint = next(each for each in get_args(hint) if each is not types.NoneType)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return _choice(value, arguments, place)
+        if isinstance(value, str):
+            return require_name(value, arguments, f"choice for {place} called")
+        if value not in arguments:
+            raise UsageError(f"{place} must be one of {', '.join(map(str, arguments))}, not {value!r}.")
+        return value
     if origin is tuple:
-        return _tuple(value, arguments, place)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        hint = next(argument for argument in arguments if argument is not type(None))
-        return _convert(value, hint, place)
-    return _scalar(value, hint, place)
-
-
-def _scalar(value: Any, hint: type, place: str) -> Any:
+        any_length = arguments[-1:] == (Ellipsis,)
+        if not isinstance(value, list) or not (any_length or len(value) == len(arguments)):
+            count = "" if any_length else f" of {len(arguments)} values"
+            raise UsageError(f"{place} must be a list{count}, not {value!r}.")
+        return tuple(_convert(entry, arguments[0], f"{place}[{i}]") for i, entry in enumerate(value))
     if hint is float and not isinstance(value, bool):
-        try:
+        with suppress(TypeError, ValueError):
             return float(value)  # YAML takes 1e-3 for text
-        except (TypeError, ValueError):
-            pass
-    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+    elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise UsageError(f"{place} must be {kinds.get(hint, hint.__name__)}, not {value!r}.")
-
-
-def _choice(value: Any, allowed: tuple[Any, ...], place: str) -> Any:
-    if value in allowed:
-        return value
-    if isinstance(value, str):
-        require_name(value, allowed, f"choice for {place} called")
-    raise UsageError(f"{place} must be one of {', '.join(map(str, allowed))}, not {value!r}.")
-
-
-def _tuple(value: Any, arguments: tuple[Any, ...], place: str) -> tuple[Any, ...]:
-    any_length = arguments[-1:] == (Ellipsis,)
-    if not isinstance(value, list) or not (any_length or len(value) == len(arguments)):
-        count = "" if any_length else f" of {len(arguments)} values"
-        raise UsageError(f"{place} must be a list{count}, not {value!r}.")
-    return tuple(_convert(entry, arguments[0], f"{place}[{i}]") for i, entry in enumerate(value))
-
-
-def _at(place: str) -> str:
-    return place or "the file"
+    raise UsageError(f"{place} must be {KINDS.get(hint, hint.__name__)}, not {value!r}.")

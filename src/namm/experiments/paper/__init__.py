@@ -1,8 +1,7 @@
 """The paper's tables and figures, each in a file named after it: `table1.py`, `fig4.py`, `fig5_fig11.py`, …
 
-items.py          the list of them: which runs each needs, how it is measured and shown
-runs_needed.py    the runs, as cells
-make.py           runs what is missing, measures, renders
-measurements.py   what is measured on a run beyond its own stages
-output.py         tables, figures and captions as files
+items.py          the list of them, and the runs that each needs
+make.py           runs what is missing, measures, writes tables, figures and captions
+measurements.py   a finished run, and what is measured on it beyond its own stages
+output.py         what an item shows: rows of a table, figures, sentences
 """

@@ -5,36 +5,27 @@ and kept in the run's folder. As in the paper both of its networks add their inp
 ResNet has no potential.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from namm.datasets.batches import Images
 from namm.experiments.engine import build
 from namm.experiments.engine.run_parts import describe_samples, device, untrained
 from namm.experiments.engine.settings import MapSettings
 from namm.experiments.engine.settings_file import plain
 from namm.experiments.engine.stages import STAGES
 from namm.experiments.engine.stages.evaluate import BASELINE, OURS
-from namm.experiments.engine.stages.map import TRAINING, mirror_folder
+from namm.experiments.engine.stages.map import TRAINING, choose_numbers, mirror_folder
 from namm.experiments.engine.stages.report import view_of
-from namm.experiments.paper.measurements import (
-    HISTOGRAM,
-    by_experiment,
-    complete,
-    distances,
-    images_of,
-    settings_of,
-    study,
-    trained,
-)
-from namm.experiments.paper.output import Shown, Table, over_seeds
-from namm.experiments.sweeps.cell import CellOutcome
+from namm.experiments.paper.measurements import HISTOGRAM, FinishedRun
+from namm.experiments.paper.output import Part, Runs, Value, over_seeds
 from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, write_samples
-from namm.maps import MirrorMap, ResNet
+from namm.maps import MirrorMap
 from namm.numerics import fold
 from namm.report.figures import Array
 from namm.report.figures.studies import Variant, forward_maps_figure
@@ -43,63 +34,56 @@ from namm.training.train_map import train_map
 from namm.training.train_model import train_model
 
 SAMPLES = "samples.h5"
-FORMATS = {"experiment": "", "g": "", "seeds": "d", "samples": "d", "mean ℓ": ".3g", "largest ℓ": ".3g", "CD": ".3g"}
+FORMATS = {"g": "", "seeds": "d", "samples": "d", "mean ℓ": ".3g", "largest ℓ": ".3g", "CD": ".3g"}
 NAMES = {"icnn": "ICNN", "resnet": "ResNet", "dm": "baseline"}
 
 
-def fig7(outcomes: Sequence[CellOutcome]) -> Shown:
+def fig7(runs: Runs) -> Part:
     """One image through either g, and distances of 128 samples of either and of the baseline, of the first seed."""
-    rows: list[Any] = []
-    figures, drawn = {}, {}
-    for experiment, cells in by_experiment(outcomes).items():
-        done, reported = complete(cells), cells[0].cell.preset.reported
-        found = [_distances(outcome) for outcome in done]
-        for key, name in NAMES.items():
-            values = [each[key] for each in found]
-            means, largest = ([float(reduced(each)) for each in values] for reduced in (np.mean, np.max))
-            cd = over_seeds([reported.cd(mean) for mean in means])
-            n = len(values[0]) if values else None
-            rows.append([experiment, name, len(values), n, over_seeds(means), over_seeds(largest), cd])
-        if done:
-            x, images = _mirror_images(done[0])
-            variants = [Variant(NAMES[key], images[key], found[0][key]) for key in ("icnn", "resnet")]
-            view, name = view_of(trained(done[0]).rule().cpu()), f"fig7-{experiment}"
-            figures[name] = forward_maps_figure(x, variants, found[0]["dm"], view=view)
-            drawn[name] = {NAMES[key]: values.tolist() for key, values in found[0].items()}
-    return Shown(Table(FORMATS, rows), figures, drawn)
+    distances = [_distances(run) for run in runs.complete]
+    rows: list[list[Value]] = []
+    for key, name in NAMES.items():
+        values = [seed[key] for seed in distances]
+        means, largest = ([float(reduced(each)) for each in values] for reduced in (np.mean, np.max))
+        cd = over_seeds([runs.reported.cd(mean) for mean in means])
+        n = len(values[0]) if values else None
+        rows.append([name, len(values), n, over_seeds(means), over_seeds(largest), cd])
+    if not runs.complete:
+        return Part(FORMATS, rows)
+    first, drawn = runs.complete[0], {NAMES[key]: values.tolist() for key, values in distances[0].items()}
+    figure = forward_maps_figure(
+        first.held_out_image()[0].numpy(),
+        [Variant(NAMES[key], image, distances[0][key]) for key, image in _mirror_images(first).items()],
+        distances[0]["dm"],
+        view=view_of(first.parts.rule().cpu()),
+    )
+    return Part(FORMATS, rows, figure, drawn)
 
 
-def measure(outcome: CellOutcome, progress: bool) -> None:
+def measure(run: FinishedRun, progress: bool) -> None:
     """Train the variant, or go on, and draw its samples."""
-    folder, settings = _folder(outcome), settings_of(outcome)
+    folder, settings = _folder(run), run.settings
     if (folder / SAMPLES).exists():
         return
-    rule = trained(outcome).rule()
-    with images_of(outcome) as store:
-        shape = store["train"].shape[1:]
-        mirror = resnets(settings.map, shape[0])
+    rule = run.parts.rule()
+    with run.images() as store:
+        images, shape = store["train"], store["train"].shape[1:]
+        shared: dict[str, Any] = {"validation": store["val"], "progress": progress}
+        mirror = two_of_a_kind(settings.map, images)
+        numbers = choose_numbers(settings.map, mirror, images, rule)
         train_map(
             mirror,
-            store["train"],
+            images,
             rule,
-            noise=build.noise(settings.map),
-            weights=build.weights(settings.map.weights),
+            noise=numbers.noise(settings.map),
+            weights=build.weights(settings.map.weights, numbers.unit),
             regulariser=identity_regulariser,
             settings=settings.map.train,
-            validation=store["val"],
             folder=folder / "map" / TRAINING,
-            progress=progress,
+            **shared,
         )
         model = untrained("mdm", settings, shape)
-        train_model(
-            model,
-            store["train"],
-            mirror,
-            settings=settings.mdm.train,
-            validation=store["val"],
-            folder=folder / "mdm" / TRAINING,
-            progress=progress,
-        )
+        train_model(model, images, mirror, settings=settings.mdm.train, folder=folder / "mdm" / TRAINING, **shared)
     source = Mirrored(model, mirror).to(device())
     write_samples(
         folder / SAMPLES,
@@ -113,34 +97,34 @@ def measure(outcome: CellOutcome, progress: bool) -> None:
     )
 
 
-def resnets(settings: MapSettings, channels: int) -> MirrorMap:
+def two_of_a_kind(settings: MapSettings, data: Images) -> MirrorMap:
     """g and f as two networks of the kind of f, with their first weights; g has no last activation."""
-    both = plain(settings.f) | {"residual": True}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(fold(settings.train.seed, "init"))
-        return MirrorMap(ResNet(channels, **both | {"activation": "none"}), ResNet(channels, **both))
+    f = replace(settings.f, residual=True)
+    maps = build.mirror(replace(settings, f=f), data)
+    seed = fold(settings.train.seed, "g") % 2**31
+    train = replace(settings.train, seed=seed)
+    maps.g = build.mirror(replace(settings, f=replace(f, activation="none"), train=train), data).f
+    return maps
 
 
-def _folder(outcome: CellOutcome) -> Path:
-    settings = settings_of(outcome)
-    training = [STAGES[stage].part(settings) for stage in ("map", "mdm")]
-    return study(outcome, "resnet", ("data",), [*training, plain(settings.evaluate.sampler), settings.evaluate.seed])
+def _folder(run: FinishedRun) -> Path:
+    training = [STAGES[stage].part(run.settings) for stage in ("map", "mdm")]
+    evaluate = run.settings.evaluate
+    return run.study("resnet", ("data",), [*training, plain(evaluate.sampler), evaluate.seed])
 
 
-def _distances(outcome: CellOutcome) -> dict[str, Array]:
+def _distances(run: FinishedRun) -> dict[str, Array]:
     """ℓ of as many samples of each: through the run's own map, through the ResNets, of the baseline."""
-    parts, evaluation = trained(outcome), outcome.folder / "evaluate"
+    evaluation = run.folder / "evaluate"
     with SampleFile(evaluation / OURS) as ours:
-        own = distances(parts.rule(), parts.mirror("map"), ours.mirror_images)
-    with SampleFile(_folder(outcome) / SAMPLES) as other, SampleFile(evaluation / BASELINE) as baseline:
-        return {"icnn": own, "resnet": other.distances, "dm": baseline.distances[:HISTOGRAM]}
+        own = run.distances("map", ours.mirror_images)
+    with SampleFile(_folder(run) / SAMPLES) as resnet, SampleFile(evaluation / BASELINE) as baseline:
+        return {"icnn": own, "resnet": resnet.distances, "dm": baseline.distances[:HISTOGRAM]}
 
 
 @torch.no_grad()
-def _mirror_images(outcome: CellOutcome) -> tuple[Array, dict[str, Array]]:
-    """A held-out image, and what either g makes of it."""
-    maps = {"icnn": trained(outcome).mirror("map"), "resnet": MirrorMap.load(mirror_folder(_folder(outcome) / "map"))}
-    with images_of(outcome) as store:
-        x = store["test" if store.sizes["test"] else "val"][:1]
-    found = {name: mirror.to(device()).to_mirror(x.to(device()))[0].cpu().numpy() for name, mirror in maps.items()}
-    return x[0].numpy(), found
+def _mirror_images(run: FinishedRun) -> dict[str, Array]:
+    """What either g makes of a held-out image."""
+    x = run.held_out_image().to(device())
+    maps = {"icnn": run.parts.mirror("map"), "resnet": MirrorMap.load(mirror_folder(_folder(run) / "map")).to(device())}
+    return {name: mirror.to_mirror(x)[0].cpu().numpy() for name, mirror in maps.items()}

@@ -4,30 +4,21 @@ No stage samples the autoencoders, so this does: as many of each as an evaluatio
 """
 
 import json
-from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from namm.evaluation.rows import View
+from namm.constraints import Constraint
+from namm.evaluation.mmd import View
 from namm.experiments.engine.run_parts import describe_samples
 from namm.experiments.engine.settings_file import plain
 from namm.experiments.engine.stages.report import view_of
-from namm.experiments.paper.measurements import (
-    HISTOGRAM,
-    by_experiment,
-    complete,
-    images_of,
-    score,
-    settings_of,
-    study,
-    trained,
-)
-from namm.experiments.paper.output import Shown, Table
-from namm.experiments.paper.table1 import FORMATS, no_kid, score_row, without_paper
-from namm.experiments.sweeps.cell import CellOutcome
+from namm.experiments.paper.measurements import HISTOGRAM, FinishedRun
+from namm.experiments.paper.output import Part, Runs, Value
+from namm.experiments.paper.table1 import SCORES, score_columns
 from namm.files import write_json
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import IdentityMap
@@ -35,62 +26,60 @@ from namm.report.figures.samples import Method, samples_figure
 
 FILE = "scores.json"
 NAMES = {"mvae": "MVAE", "vae": "VAE", "data": "data"}
+OURS = [not title.endswith(", paper") for title in SCORES]
+"""Which of the columns are not the paper's, who gives no numbers here."""
+FORMATS = {"method": "", **dict(compress(SCORES.items(), OURS))}
 SHOWN = 3
 """Samples in the picture, as in the paper."""
 
 
-def fig8(outcomes: Sequence[CellOutcome]) -> Shown:
+def fig8(runs: Runs) -> Part:
     """Samples, residuals and distances of both, and their scores."""
-    rows, figures, drawn, without = [], {}, {}, []
-    for experiment, cells in by_experiment(outcomes).items():
-        done = complete(cells)
-        found = [json.loads((_folder(outcome) / FILE).read_text()) for outcome in done]
-        reported = cells[0].cell.preset.reported
-        for method, name in NAMES.items():
-            rows.append(score_row(experiment, name, [each[method] for each in found], reported, None))
-        if found and "kid" not in found[0]["mvae"]:
-            without.append(experiment)
-        if done:
-            rule = trained(done[0]).rule().cpu()
-            methods = [_method(_folder(done[0]) / f"{name}.h5", NAMES[name], rule) for name in ("mvae", "vae")]
-            floor, key = found[0]["data"]["distance"]["mean"], f"fig8-{experiment}"
-            figures[key] = samples_figure(methods, view=view_of(rule), floor=floor)
-            drawn[key] = {"run": done[0].cell.name} | {each.name: each.distances.tolist() for each in methods}
-    return Shown(without_paper(Table(FORMATS, rows)), figures, drawn, notes=no_kid(without))
+    scores = [json.loads((_folder(run) / FILE).read_text()) for run in runs.complete]
+    rows: list[list[Value]] = [
+        [name, *compress(score_columns([seed[method] for seed in scores], runs.reported, None), OURS)]
+        for method, name in NAMES.items()
+    ]
+    if not runs.complete:
+        return Part(FORMATS, rows)
+    first = runs.complete[0]
+    rule = first.parts.rule().cpu()
+    methods = [_method(_folder(first) / f"{name}.h5", NAMES[name], rule) for name in ("mvae", "vae")]
+    figure = samples_figure(methods, view=view_of(rule), floor=scores[0]["data"]["distance"]["mean"])
+    drawn = {"run": first.cell.name} | {method.name: method.distances.tolist() for method in methods}
+    return Part(FORMATS, rows, figure, drawn)
 
 
-def measure(outcome: CellOutcome, progress: bool) -> None:
+def measure(run: FinishedRun, progress: bool) -> None:
     """Samples and scores of both autoencoders, and the floor that real images set."""
-    folder = _folder(outcome)
+    folder, parts, asked = _folder(run), run.parts, run.settings.evaluate
     if (folder / FILE).exists():
         return
-    parts = trained(outcome)
-    rule, asked = parts.rule(), settings_of(outcome).evaluate
+    rule = parts.rule()
     sources = {"mvae": parts.source("mvae", parts.mirror("map")), "vae": parts.source("vae", IdentityMap())}
     scores: dict[str, Any] = {}
-    with images_of(outcome) as store:
+    with run.images() as store:
         reference = store[asked.reference]
         for name, source in sources.items():
             path = folder / f"{name}.h5"
             about = describe_samples(source, None)
             write_samples(path, source, asked.n, seed=asked.seed, description=about, constraint=rule, progress=progress)
             with SampleFile(path) as samples:
-                scores[name] = score(outcome, samples.images, reference, rule)
+                scores[name] = run.score(samples.images, reference, rule)
         other = "train" if asked.reference == "test" else "test"
         real = View(store[other], np.arange(min(asked.n, store.sizes[other])))
-        scores["data"] = score(outcome, real, reference, rule)
+        scores["data"] = run.score(real, reference, rule)
     write_json(folder / FILE, scores)
 
 
-def _folder(outcome: CellOutcome) -> Path:
-    asked = plain(settings_of(outcome).evaluate)
-    return study(outcome, "autoencoders", ("data", "map", "mvae", "vae"), asked)
+def _folder(run: FinishedRun) -> Path:
+    return run.study("autoencoders", ("data", "map", "mvae", "vae"), plain(run.settings.evaluate))
 
 
 @torch.no_grad()
-def _method(path: Path, name: str, rule: Any) -> Method:
+def _method(path: Path, name: str, rule: Constraint) -> Method:
     with SampleFile(path) as samples:
-        images, found = samples.images[:SHOWN], samples.distances
+        images, distances = samples.images[:SHOWN], samples.distances
     residuals = rule.residual(images).numpy() if rule.has_residual else None
     pictures = residuals if residuals is not None and residuals.ndim == 4 else None
-    return Method(name, images.numpy(), found[: len(images)], found[:HISTOGRAM], pictures)
+    return Method(name, images.numpy(), distances[: len(images)], distances[:HISTOGRAM], pictures)

@@ -1,20 +1,29 @@
-"""Making an item: run what is missing, measure what no stage does, write tables and figures."""
+"""Making an item: run what is missing, measure what no stage does, write its table, figures and caption."""
 
-from collections.abc import Sequence
+import platform
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from namm._version import __version__
 from namm.errors import DataError, Interrupted, RunFolderError, UsageError
 from namm.experiments.count import COUNTER, CountData, make_counter
+from namm.experiments.engine.folder import RECORD, now, read_record
 from namm.experiments.engine.processes import world
-from namm.experiments.engine.run import Tell
+from namm.experiments.engine.run import Logger
 from namm.experiments.engine.stages import stages_until
-from namm.experiments.paper.items import Item
-from namm.experiments.paper.output import Shown, write
-from namm.experiments.paper.runs_needed import Base
-from namm.experiments.sweeps.cell import Cell, CellOutcome, Jobs, Where, in_one_line
-from namm.experiments.sweeps.link_stages import run_sharing
+from namm.experiments.paper.items import Base, Item
+from namm.experiments.paper.output import Shown
+from namm.experiments.sweeps.cell import Cell, CellOutcome, Jobs, Where, in_one_line, run_sharing
+from namm.files import write_atomically, write_json
+
+NOT_THE_PAPERS = (
+    "The paper's numbers are those of its own sizes, networks and epochs, and √MMD² and FID depend on the numbers of "
+    "images: beside this preset they are for orientation."
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ def make(
     seeds: Sequence[int] = (0,),
     on: Where = "here",
     retry: bool = False,
-    tell: Tell = print,
+    log: Logger = print,
     progress: bool = True,
     jobs: Jobs | None = None,
 ) -> Made:
@@ -54,7 +63,7 @@ def make(
         seeds: One run of everything for each.
         on: Where cells run; the network that counts is trained here, and what no stage measures is measured here.
         retry: Try cells again that failed before.
-        tell: Is given a line for whatever happens.
+        log: Is given a line for whatever happens.
         progress: Show progress bars.
         jobs: How many at once, and what Slurm is asked for, where cells are not run here.
     """
@@ -67,29 +76,32 @@ def make(
     if any(item.needs_inception(cell.preset.settings) or _waits_for_inception(cell, out) for cell in cells):
         _require_inception()
     for cell in cells:
-        _require_counter(cell, out, tell, progress)
-    outcomes = run_sharing(cells, out, on=on, retry=retry, tell=tell, progress=progress, jobs=jobs)
-    if item.measure is not None:
-        outcomes = [_measured(item, outcome, tell, progress) for outcome in outcomes]
+        _require_counter(cell, out, log, progress)
+    outcomes = run_sharing(cells, out, on=on, retry=retry, log=log, progress=progress, jobs=jobs)
+    if item.measurement is not None:
+        outcomes = [_measured(item, outcome, log, progress) for outcome in outcomes]
     with look("light"):
         shown = item.show(outcomes)
         files = write(item, outcomes, shown, out / item.name)
     return Made(outcomes, shown, files)
 
 
-def _measured(item: Item, outcome: CellOutcome, tell: Tell, progress: bool) -> CellOutcome:
+def _measured(item: Item, outcome: CellOutcome, log: Logger, progress: bool) -> CellOutcome:
     """The outcome after measuring; a failure there is one of the cell."""
-    if outcome.error is not None or item.measure is None:
+    if outcome.error is not None:
         return outcome
-    tell(f"{outcome.cell.name}: measuring for {item.name}")
+    log(f"{outcome.cell.name}: measuring for {item.name}")
     try:
         item.measure(outcome, progress)
     except Interrupted:
         raise
     except Exception as error:
-        tell(f"{outcome.cell.name}: failed: {in_one_line(error)}")
+        log(f"{outcome.cell.name}: failed: {in_one_line(error)}")
         return replace(outcome, error=in_one_line(error))
     return outcome
+
+
+# What is needed first
 
 
 def _with_counter(cell: Cell, out: Path) -> Cell:
@@ -101,11 +113,11 @@ def _with_counter(cell: Cell, out: Path) -> Cell:
     return replace(cell, preset=replace(cell.preset, settings=settings))
 
 
-def _require_counter(cell: Cell, out: Path, tell: Tell, progress: bool) -> None:
+def _require_counter(cell: Cell, out: Path, log: Logger, progress: bool) -> None:
     """Train the network of all cells, once, where this one needs it."""
     data, path = cell.preset.settings.data, (out / COUNTER).resolve()
     if isinstance(data, CountData) and data.counter == str(path) and not path.exists():
-        tell(f"training the network that counts galaxies, {path}")
+        log(f"training the network that counts galaxies, {path}")
         make_counter(data, path, progress=progress)
 
 
@@ -127,3 +139,59 @@ def _require_inception() -> None:
         load_inception()
     except DataError as error:
         raise UsageError(str(error)) from error
+
+
+# What is written
+
+
+def write(item: Item, outcomes: Sequence[CellOutcome], shown: Shown, folder: Path) -> list[Path]:
+    """Write the table as Markdown, CSV and JSON, figures as PNG and PDF, and a caption; return the files."""
+    from namm.report.figures import save
+
+    about = _provenance(outcomes)
+    missing = [f"{outcome.cell.name} is missing: {outcome.error}" for outcome in outcomes if outcome.error is not None]
+    notes = [*missing, *shown.notes]
+    caption = _caption(item, about, notes)
+    findings = "\n".join(f"- {finding}" for finding in shown.findings)
+    page = [f"# {item.name}: {item.shows}", shown.table.markdown(), *filter(None, [findings]), caption]
+    texts = {"md": "\n\n".join(page), "csv": shown.table.csv(), "caption.txt": caption}
+    for suffix, text in texts.items():
+        write_atomically(folder / f"{item.name}.{suffix}", text)
+    content = {"item": item.name, "shows": item.shows, "rows": shown.table.plain(), "drawn": shown.drawn}
+    content |= {"words": list(shown.findings), "notes": notes, "made of": about}
+    write_json(folder / f"{item.name}.json", content)
+    pictures = [folder / f"{name}.{suffix}" for name in shown.figures for suffix in ("png", "pdf")]
+    for path in pictures:
+        save(shown.figures[path.stem], path)
+    return [folder / f"{item.name}.{suffix}" for suffix in (*texts, "json")] + pictures
+
+
+def _provenance(outcomes: Sequence[CellOutcome]) -> dict[str, Any]:
+    """What was run, with what."""
+    cells = [outcome.cell for outcome in outcomes]
+    records = [path.parent for outcome in outcomes for path in outcome.folder.glob(f"*/{RECORD}")]
+    return {
+        "preset": sorted({cell.preset.name for cell in cells}),
+        "experiments": list(dict.fromkeys(cell.preset.experiment for cell in cells)),
+        "seeds": sorted({cell.preset.settings.map.train.seed for cell in cells}),
+        "cells": {outcome.cell.name: "complete" if outcome.error is None else "missing" for outcome in outcomes},
+        "runs made by namm": sorted({read_record(folder).version for folder in records}),
+        "shown by": f"namm {__version__}, torch {version('torch')}, Python {platform.python_version()}",
+        "shown (UTC)": now(),
+    }
+
+
+def _caption(item: Item, about: Mapping[str, Any], notes: Sequence[str]) -> str:
+    """What was run, in words."""
+    done = sum(state == "complete" for state in about["cells"].values())
+    seeds = ", ".join(map(str, about["seeds"]))
+    lines = [
+        f"{item.name}: {item.shows}. Preset {', '.join(about['preset'])}; {', '.join(about['experiments'])}; "
+        f"seed{'s' if len(about['seeds']) > 1 else ''} {seeds}; {done} of {len(about['cells'])} runs complete.",
+        "± is the standard deviation over seeds, and absent for one seed. CD = 100·λ·ℓ with the paper's λ, whatever λ "
+        "the map was trained with." + ("" if about["preset"] == ["paper"] else f" {NOT_THE_PAPERS}"),
+        f"Runs made by namm {', '.join(about['runs made by namm']) or '(none)'}; shown by {about['shown by']}, "
+        f"{about['shown (UTC)']}.",
+        *notes,
+    ]
+    return "\n\n".join(lines) + "\n"

@@ -1,39 +1,32 @@
-"""What an item shows, as files: a table as Markdown, CSV and JSON, figures as PNG and PDF, and a caption.
+"""What an item shows: a table with a row for each thing compared and a column for each number, figures, sentences.
 
-What could not be measured is absent, a dash in the table, and a note says why.
+Each item has a function from the runs of one experiment to a `Part`; `show_all` joins those of all experiments. What
+could not be measured is absent, a dash in the table, and a note says why.
 """
 
 import csv
 import io
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from pathlib import Path
+from functools import cached_property
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from namm._version import __version__
-from namm.experiments.engine.folder import RECORD, now, read_record
-from namm.experiments.paper.items import Item
-from namm.experiments.paper.runs_needed import seed_of
+from namm.experiments.engine.experiment import Reported
+from namm.experiments.paper.measurements import FinishedRun
 from namm.experiments.sweeps.cell import CellOutcome
-from namm.files import write_atomically, write_json
 from namm.formatting import format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "pdf")
-NOT_THE_PAPERS = (
-    "The paper's numbers are those of its own sizes, networks and epochs, and √MMD² and FID depend on the numbers of "
-    "images: beside this preset they are for orientation."
-)
+
+# Tables
 
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """One figure, measured once for each seed."""
+    """One figure, measured once for each seed; one seed has no standard deviation."""
 
     values: tuple[float, ...]
 
@@ -44,7 +37,7 @@ class OverSeeds:
 
     @property
     def std(self) -> float | None:
-        """Over the seeds; one seed has none."""
+        """Over the seeds."""
         return stdev(self.values) if len(self.values) > 1 else None
 
 
@@ -70,116 +63,30 @@ class Table:
 
     def markdown(self) -> str:
         """The table in Markdown, for a file or a terminal."""
-        formats = list(self.formats.values())
+        formats = self.formats.values()
         texts = [[_text(value, spec) for value, spec in zip(row, formats, strict=True)] for row in self.rows]
         widths = [max(map(len, column)) for column in zip(self.titles, *texts, strict=True)]
         lines = [self.titles, ["-" * width for width in widths], *texts]
-        return "\n".join(
-            "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |"
-            for line in lines
-        )
+        padded = [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines]
+        return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
     def csv(self) -> str:
         """All digits; a column over seeds is followed by its standard deviation."""
-        seeded = [any(isinstance(row[k], OverSeeds) for row in self.rows) for k in range(len(self.titles))]
+        seeded = {k for row in self.rows for k, value in enumerate(row) if isinstance(value, OverSeeds)}
+
+        def line(row: Sequence[Any], two: Callable[[Any], tuple[Any, Any]]) -> list[Any]:
+            return [cell for k, value in enumerate(row) for cell in (two(value) if k in seeded else (value,))]
+
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        titles = ([title, f"{title} std"] if two else [title] for title, two in zip(self.titles, seeded, strict=True))
-        writer.writerow([each for pair in titles for each in pair])
+        writer.writerow(line(self.titles, lambda title: (title, f"{title} std")))
         for row in self.rows:
-            cells = (_two(value) if two else [value] for value, two in zip(row, seeded, strict=True))
-            writer.writerow([each for pair in cells for each in pair])
+            writer.writerow(line(row, lambda value: (value.mean, value.std) if value is not None else (None, None)))
         return text.getvalue()
 
     def plain(self) -> list[dict[str, Any]]:
         """For JSON: a mapping for each row."""
         return [{title: _plain(value) for title, value in zip(self.titles, row, strict=True)} for row in self.rows]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """An item's content.
-
-    Attributes:
-        table: its numbers; those behind the pictures, where it is a figure.
-        figures: by the name of their file.
-        drawn: the numbers that the figures show, by the same name.
-        words: what the numbers say, a sentence each.
-        notes: what is missing, and why.
-    """
-
-    table: Table
-    figures: Mapping[str, "Figure"] = field(default_factory=dict)
-    drawn: Mapping[str, Any] = field(default_factory=dict)
-    words: Sequence[str] = ()
-    notes: Sequence[str] = ()
-
-
-def write(item: Item, outcomes: Sequence[CellOutcome], shown: Shown, folder: Path) -> list[Path]:
-    """Write everything into `folder` and return the files."""
-    from namm.report.figures import save
-
-    about = provenance(outcomes)
-    notes = [*failures(outcomes), *shown.notes]
-    said = caption(item, about, notes)
-    table = shown.table.markdown()
-    page = [f"# {item.name}: {item.shows}", table, *_bullets(shown.words), said]
-    files = {
-        "md": "\n\n".join(part.rstrip("\n") for part in page) + "\n",
-        "csv": shown.table.csv(),
-        "caption.txt": said,
-    }
-    for suffix, text in files.items():
-        write_atomically(folder / f"{item.name}.{suffix}", text)
-    content = {"item": item.name, "shows": item.shows, "rows": shown.table.plain(), "drawn": shown.drawn}
-    write_json(folder / f"{item.name}.json", content | {"words": list(shown.words), "notes": notes, "made of": about})
-    pictures = [folder / f"{name}.{suffix}" for name in shown.figures for suffix in FORMATS]
-    for path in pictures:
-        save(shown.figures[path.stem], path)
-    return [folder / f"{item.name}.{suffix}" for suffix in (*files, "json")] + pictures
-
-
-def failures(outcomes: Sequence[CellOutcome]) -> list[str]:
-    """Which cells are missing, and why."""
-    return [f"{outcome.cell.name} is missing: {outcome.error}" for outcome in outcomes if outcome.error is not None]
-
-
-def provenance(outcomes: Sequence[CellOutcome]) -> dict[str, Any]:
-    """What was run, with what."""
-    cells = [outcome.cell for outcome in outcomes]
-    return {
-        "preset": sorted({cell.preset.name for cell in cells}),
-        "experiments": list(dict.fromkeys(cell.preset.experiment for cell in cells)),
-        "seeds": sorted({seed_of(cell) for cell in cells}),
-        "cells": {outcome.cell.name: "complete" if outcome.error is None else "missing" for outcome in outcomes},
-        "runs made by namm": sorted(set().union(*(_versions(outcome.folder) for outcome in outcomes))),
-        "shown by": f"namm {__version__}, torch {version('torch')}, Python {platform.python_version()}",
-        "shown (UTC)": now(),
-    }
-
-
-def caption(item: Item, about: Mapping[str, Any], notes: Sequence[str]) -> str:
-    """What was run, in words."""
-    done = sum(state == "complete" for state in about["cells"].values())
-    seeds = ", ".join(map(str, about["seeds"]))
-    lines = [
-        f"{item.name}: {item.shows}. Preset {', '.join(about['preset'])}; {', '.join(about['experiments'])}; "
-        f"seed{'s' if len(about['seeds']) > 1 else ''} {seeds}; {done} of {len(about['cells'])} runs complete.",
-        "± is the standard deviation over seeds, and absent for one seed. CD = 100·λ·ℓ with the paper's λ, whatever λ "
-        "the map was trained with." + ("" if about["preset"] == ["paper"] else f" {NOT_THE_PAPERS}"),
-        f"Runs made by namm {', '.join(about['runs made by namm']) or '(none)'}; shown by {about['shown by']}, "
-        f"{about['shown (UTC)']}.",
-        *notes,
-    ]
-    return "\n\n".join(lines) + "\n"
-
-
-def _versions(run: Path) -> set[str]:
-    return {read_record(path.parent).version for path in run.glob(f"*/{RECORD}")}
-
-
-def _bullets(lines: Sequence[str]) -> list[str]:
-    return ["\n".join(f"- {line}" for line in lines)] if lines else []
 
 
 def _text(value: Value, spec: str) -> str:
@@ -189,11 +96,84 @@ def _text(value: Value, spec: str) -> str:
     return value if isinstance(value, str) else format_number(value, spec)
 
 
-def _two(value: Value) -> list[Value]:
-    return [value.mean, value.std] if isinstance(value, OverSeeds) else [value, None]
-
-
 def _plain(value: Value) -> Any:
     if isinstance(value, OverSeeds):
         return {"mean": value.mean, "std": value.std, "values": list(value.values)}
     return value
+
+
+# Items
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs of one experiment that an item asked for, those that failed too."""
+
+    experiment: str
+    outcomes: Sequence[CellOutcome]
+
+    @cached_property
+    def complete(self) -> list[FinishedRun]:
+        """Those that did not fail."""
+        return [FinishedRun(outcome) for outcome in self.outcomes if outcome.error is None]
+
+    @property
+    def reported(self) -> Reported:
+        """What the paper reports for the experiment."""
+        return self.outcomes[0].cell.preset.reported
+
+
+@dataclass(frozen=True)
+class Part:
+    """What an item shows of one experiment.
+
+    Attributes:
+        formats: Of the table's columns, by title.
+        rows: Of the table.
+        figure: If there is anything to draw.
+        drawn: The numbers that the figure shows.
+        findings: What the numbers say, a sentence each.
+        notes: What is missing, and why.
+    """
+
+    formats: Mapping[str, str]
+    rows: Sequence[Sequence[Value]]
+    figure: "Figure | None" = None
+    drawn: Any = None
+    findings: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What an item shows of all experiments; figures, and the numbers in them, by the name of the figure's file."""
+
+    table: Table
+    figures: Mapping[str, "Figure"] = field(default_factory=dict)
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+    findings: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def show_all(name: str, show: Callable[[Runs], Part], outcomes: Sequence[CellOutcome]) -> Shown:
+    """What `show` makes of each experiment's runs, as one table and a figure for each; KID's absence is noted."""
+    experiments = dict.fromkeys(outcome.cell.preset.experiment for outcome in outcomes)
+    parts = {
+        each: show(Runs(each, [outcome for outcome in outcomes if outcome.cell.preset.experiment == each]))
+        for each in experiments
+    }
+    formats = {"experiment": "", **next(iter(parts.values())).formats}
+    table = Table(formats, [[each, *row] for each, part in parts.items() for row in part.rows])
+    notes = list(dict.fromkeys(note for part in parts.values() for note in part.notes))
+    scored = [row for row in table.plain() if "KID" in row and row["seeds"]]
+    with_kid = {row["experiment"] for row in scored if row["KID"] is not None}
+    lacking = [each for each in dict.fromkeys(row["experiment"] for row in scored) if each not in with_kid]
+    if lacking:
+        notes.append(f"KID was not measured for {', '.join(lacking)}: evaluate.kid_subsets is 0 in this preset.")
+    return Shown(
+        table,
+        {f"{name}-{each}": part.figure for each, part in parts.items() if part.figure is not None},
+        {f"{name}-{each}": part.drawn for each, part in parts.items() if part.figure is not None},
+        [finding for part in parts.values() for finding in part.findings],
+        notes,
+    )

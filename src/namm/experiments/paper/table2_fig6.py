@@ -5,9 +5,9 @@ experiment and the preset's stand in the same place.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,133 +17,136 @@ from namm.experiments.engine.run_parts import device
 from namm.experiments.engine.settings_file import plain
 from namm.experiments.engine.stages.report import view_of
 from namm.experiments.engine.stages.samples import TRAIN
-from namm.experiments.paper.measurements import (
-    HISTOGRAM,
-    by_experiment,
-    images_of,
-    score,
-    settings_of,
-    study,
-    trained,
-)
-from namm.experiments.paper.output import Shown, Table, Value, over_seeds
-from namm.experiments.paper.reported import TABLE2, Triple
-from namm.experiments.paper.runs_needed import SIGMAS, WEIGHTS
-from namm.experiments.paper.table1 import FIGURES, no_kid
+from namm.experiments.paper.items import SIGMAS, WEIGHTS
+from namm.experiments.paper.measurements import HISTOGRAM, FinishedRun
+from namm.experiments.paper.output import Part, Runs, Value, over_seeds
+from namm.experiments.paper.table1 import SCORES, score_columns
 from namm.experiments.presets import preset
-from namm.experiments.sweeps.cell import Cell, CellOutcome
+from namm.experiments.sweeps.cell import Cell
 from namm.files import write_json
 from namm.generative.sample_file import SampleFile
+from namm.report.figures import Array
 from namm.report.figures.studies import Scored, Variant, ablation_figure, sensitivity_figure
-
-FILE = "scores.json"
-FORMATS = {"experiment": "", "λ_constr": "g", "σ_max": "g", **FIGURES}
 
 Place = tuple[float, float]
 """σ_max and λ_constr."""
+T = TypeVar("T")
+
+FORMATS = {"λ_constr": "g", "σ_max": "g", **SCORES}
+del FORMATS["spread"]
+FORMATS6 = {"λ_constr": "g", "σ_max": "g", "seeds": "d", "ℓ": ".3g", "mean |g(x)|": ".3g"}
+REPORTED: dict[str, tuple[tuple[tuple[float, float, float], ...], ...]] = {
+    "flux": (
+        ((0.66, 0.0517, 0.0386), (0.55, 0.0549, 0.0078), (0.66, 0.0757, 0.0062)),
+        ((0.03, 1.1723, 0.4372), (0.02, 1.1723, 0.5275), (0.22, 1.1727, 0.6396)),
+        ((0.07, 1.1721, 0.5052), (0.03, 1.1722, 0.5191), (0.11, 1.1727, 0.6151)),
+    ),
+    "burgers": (
+        ((0.20, 0.0488, 0.0483), (0.27, 0.0631, 0.1111), (0.26, 0.0945, 0.1142)),
+        ((0.20, 0.0784, 0.0434), (0.20, 0.0682, 0.0495), (0.18, 0.1069, 0.0499)),
+        ((0.20, 0.1159, 0.0494), (0.07, 0.1092, 0.0026), (0.17, 0.2169, 0.0144)),
+    ),
+    "divergence": (
+        ((4.17, 0.0493, 0.0007), (5.17, 0.0484, 0.0029), (6.01, 0.0522, 0.0062)),
+        ((3.37, 0.0593, 0.0029), (3.16, 0.0569, 0.0009), (3.56, 0.0588, 0.0020)),
+        ((2.42, 0.0554, 0.0031), (2.28, 0.0548, 0.0031), (2.61, 0.0593, 0.0029)),
+    ),
+    "periodic": (
+        ((0.25, 0.2133, 0.0215), (0.28, 0.0484, 0.0006), (0.30, 0.0507, 0.0019)),
+        ((0.35, 0.0795, 0.0054), (0.15, 0.0621, 0.0015), (0.35, 0.1013, 0.0044)),
+        ((0.30, 0.1092, 0.0049), (0.05, 0.0856, 0.0044), (0.00, 0.7822, 0.8408)),
+    ),
+    "count": (
+        ((0.73, 0.0715, 0.0084), (0.65, 0.0449, 0.0514), (0.61, 0.2119, 0.0266)),
+        ((0.13, 0.1773, 0.5006), (0.59, 0.0884, 0.0594), (0.52, 0.0520, 0.0086)),
+        ((0.01, 0.6346, 0.4995), (0.02, 0.6774, 0.4957), (0.03, 0.7988, 0.4786)),
+    ),
+}
+"""The paper's CD, MMD and KID: a line for each λ_constr, in it one for each σ_max.
+
+Means over 10 000 samples of the mirrored model without finetuning. CD is with the λ that the paper chose for each
+experiment, not with that of the row.
+"""
 
 
-def table2(outcomes: Sequence[CellOutcome]) -> Shown:
-    """CD, MMD and KID of all nine settings of each experiment, and a figure of those through the paper's choice."""
-    rows: list[Any] = []
-    figures, drawn, without = {}, {}, []
-    for experiment, cells in by_experiment(outcomes).items():
-        reported, weights = cells[0].cell.preset.reported, _weights(cells)
-        found: dict[Place, list[dict[str, Any]]] = {}
-        for outcome in cells:
-            scores = [json.loads((_folder(outcome) / FILE).read_text())] if outcome.error is None else []
-            found.setdefault(_place(outcome.cell), []).extend(scores)
-        for (sigma, weight), scores in found.items():
-            paper = TABLE2[experiment][sigma, WEIGHTS[weights.index(weight)]]
-            rows.append([experiment, weight, sigma, *_figures(scores, reported, paper)])
-        studies = _studies(experiment, weights, {place: scores for place, scores in found.items() if scores})
-        if studies:
-            name = f"table2-{experiment}"
-            drawn[name] = {
-                title: [_scored(value, scores, reported) for value, scores in study] for title, study in studies.items()
-            }
-            figures[name] = ablation_figure(
-                {title: [Scored(**each) for each in study] for title, study in drawn[name].items()}
-            )
-        if any(scores and "kid" not in scores[0] for scores in found.values()):
-            without.append(experiment)
-    return Shown(Table(FORMATS, rows), figures, drawn, notes=no_kid(without))
+def table2(runs: Runs) -> Part:
+    """CD, MMD and KID of all nine settings, and a figure of those through the paper's choice."""
+    weights, reported = _weights(runs), runs.reported
+    scores = {
+        place: [json.loads(_file(run).read_text()) for run in finished] for place, finished in _by_place(runs).items()
+    }
+    rows: list[list[Value]] = []
+    for (sigma, weight), seeds in scores.items():
+        paper = REPORTED[runs.experiment][weights.index(weight)][SIGMAS.index(sigma)]
+        *columns, _ = score_columns(seeds, reported, paper)
+        rows.append([weight, sigma, *columns])
+    drawn = {
+        title: [_scored(value, seeds, reported) for value, seeds in study.items()]
+        for title, study in _studies(runs.experiment, weights, scores).items()
+    }
+    if not drawn:
+        return Part(FORMATS, rows)
+    studies = {title: [Scored(**each) for each in study] for title, study in drawn.items()}
+    return Part(FORMATS, rows, ablation_figure(studies), drawn)
 
 
-def measure(outcome: CellOutcome, progress: bool) -> None:
-    """The scores of a cell's samples."""
-    folder, settings = _folder(outcome), settings_of(outcome)
-    if (folder / FILE).exists():
+def measure(run: FinishedRun, progress: bool) -> None:
+    """The scores of a run's samples."""
+    if _file(run).exists():
         return
-    with images_of(outcome) as store, SampleFile(outcome.folder / "samples" / TRAIN) as samples:
-        reference, rule = store[settings.evaluate.reference], trained(outcome).rule()
-        write_json(folder / FILE, score(outcome, samples.images, reference, rule))
+    with run.images() as store, SampleFile(run.folder / "samples" / TRAIN) as samples:
+        scores = run.score(samples.images, store[run.settings.evaluate.reference], run.parts.rule())
+    write_json(_file(run), scores)
 
 
-def fig6(outcomes: Sequence[CellOutcome]) -> Shown:
+def fig6(runs: Runs) -> Part:
     """Mirror images of one held-out image and distances of 128 samples, of the first seed; means of all seeds."""
-    rows: list[Any] = []
-    figures, drawn = {}, {}
-    for experiment, cells in by_experiment(outcomes).items():
-        weights = _weights(cells)
-        found: dict[Place, list[CellOutcome]] = {}
-        for outcome in cells:
-            found.setdefault(_place(outcome.cell), []).extend([outcome] if outcome.error is None else [])
-        for (sigma, weight), done in found.items():
-            images, values = zip(*(_shown(outcome) for outcome in done), strict=True) if done else ((), ())
-            means = over_seeds([float(each.mean()) for each in values])
-            sizes = over_seeds([float(np.abs(image).mean()) for image in images])
-            rows.append([experiment, weight, sigma, len(done), means, sizes])
-        first = {place: done[0] for place, done in found.items() if done}
-        studies = {
-            title: [Variant(f"{value:g}", *_shown(outcome)) for value, outcome in study]
-            for title, study in _studies(experiment, weights, first).items()
-        }
-        if studies:
-            name = f"fig6-{experiment}"
-            rule = trained(next(iter(first.values()))).rule().cpu()
-            figures[name] = sensitivity_figure(studies, view=view_of(rule))
-            drawn[name] = {
-                title: {each.name: each.distances.tolist() for each in study} for title, study in studies.items()
-            }
-    formats = {"experiment": "", "λ_constr": "g", "σ_max": "g", "seeds": "d", "ℓ": ".3g", "mean |g(x)|": ".3g"}
-    return Shown(Table(formats, rows), figures, drawn)
+    pictures = {place: [_mirror_image(run) for run in finished] for place, finished in _by_place(runs).items()}
+    rows: list[list[Value]] = []
+    for (sigma, weight), seeds in pictures.items():
+        means = over_seeds([float(distances.mean()) for _, distances in seeds])
+        sizes = over_seeds([float(np.abs(image).mean()) for image, _ in seeds])
+        rows.append([weight, sigma, len(seeds), means, sizes])
+    studies = {
+        title: [Variant(f"{value:g}", *seeds[0]) for value, seeds in study.items()]
+        for title, study in _studies(runs.experiment, _weights(runs), pictures).items()
+    }
+    if not studies:
+        return Part(FORMATS6, rows)
+    figure = sensitivity_figure(studies, view=view_of(runs.complete[0].parts.rule().cpu()))
+    drawn = {title: {each.name: each.distances.tolist() for each in study} for title, study in studies.items()}
+    return Part(FORMATS6, rows, figure, drawn)
 
 
 def _place(cell: Cell) -> Place:
     return cell.preset.settings.map.sigma_max, cell.preset.settings.map.weights.constraint
 
 
-def _weights(cells: Sequence[CellOutcome]) -> list[float]:
+def _weights(runs: Runs) -> list[float]:
     """Every λ of the sweep, in the order of the paper's."""
-    return sorted({_place(outcome.cell)[1] for outcome in cells})
+    return sorted({_place(outcome.cell)[1] for outcome in runs.outcomes})
 
 
-def _studies(experiment: str, weights: Sequence[float], found: dict[Place, Any]) -> dict[str, list[tuple[float, Any]]]:
+def _by_place(runs: Runs) -> dict[Place, list[FinishedRun]]:
+    """The finished runs of each setting, none where all failed."""
+    places: dict[Place, list[FinishedRun]] = {_place(outcome.cell): [] for outcome in runs.outcomes}
+    for run in runs.complete:
+        places[_place(run.cell)].append(run)
+    return places
+
+
+def _studies(
+    experiment: str, weights: Sequence[float], found: Mapping[Place, list[T]]
+) -> dict[str, dict[float, list[T]]]:
     """What there is along either setting, where the other is the paper's choice for the experiment."""
     chosen = preset(experiment, "paper").settings.map
     sigma, weight = chosen.sigma_max, weights[WEIGHTS.index(chosen.weights.constraint)]
     studies = {
-        f"σ_max, with λ = {weight:g}": [(each, found[each, weight]) for each in SIGMAS if (each, weight) in found],
-        f"λ, with σ_max = {sigma:g}": [(each, found[sigma, each]) for each in weights if (sigma, each) in found],
+        f"σ_max, with λ = {weight:g}": {each: found.get((each, weight), []) for each in SIGMAS},
+        f"λ, with σ_max = {sigma:g}": {each: found.get((sigma, each), []) for each in weights},
     }
-    return {title: study for title, study in studies.items() if study}
-
-
-def _figures(scores: Sequence[dict[str, Any]], reported: Reported, paper: Triple) -> list[Value]:
-    """What the table says of one setting, ours beside the paper's."""
-    distance = [each["distance"]["mean"] for each in scores]
-    return [
-        len(scores),
-        over_seeds(distance),
-        over_seeds([reported.cd(each) for each in distance]),
-        paper[0],
-        over_seeds([each["mmd"][0] for each in scores]),
-        paper[1],
-        over_seeds([each["kid"][0] for each in scores if "kid" in each]),
-        paper[2],
-        over_seeds([each["total_variation"] for each in scores]),
-    ]
+    there = {title: {value: seeds for value, seeds in study.items() if seeds} for title, study in studies.items()}
+    return {title: study for title, study in there.items() if study}
 
 
 def _scored(value: float, scores: Sequence[dict[str, Any]], reported: Reported) -> dict[str, Any]:
@@ -157,13 +160,13 @@ def _scored(value: float, scores: Sequence[dict[str, Any]], reported: Reported) 
     return {"value": value, **means}
 
 
-def _folder(outcome: CellOutcome) -> Path:
-    return study(outcome, "sweep", ("data", "samples"), plain(settings_of(outcome).evaluate))
+def _file(run: FinishedRun) -> Path:
+    return run.study("sweep", ("data", "samples"), plain(run.settings.evaluate)) / "scores.json"
 
 
 @torch.no_grad()
-def _shown(outcome: CellOutcome) -> tuple[Any, Any]:
+def _mirror_image(run: FinishedRun) -> tuple[Array, Array]:
     """g(x) of the first held-out image, and ℓ of samples."""
-    with images_of(outcome) as store, SampleFile(outcome.folder / "samples" / TRAIN) as samples:
-        x = store["test" if store.sizes["test"] else "val"][:1].to(device())
-        return trained(outcome).mirror("map").to_mirror(x)[0].cpu().numpy(), samples.distances[:HISTOGRAM]
+    image = run.parts.mirror("map").to_mirror(run.held_out_image().to(device()))[0].cpu().numpy()
+    with SampleFile(run.folder / "samples" / TRAIN) as samples:
+        return image, samples.distances[:HISTOGRAM]

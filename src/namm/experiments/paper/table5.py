@@ -6,95 +6,71 @@ images to compare them with.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from namm.datasets.batches import Images, map_images
 from namm.evaluation import fid
-from namm.evaluation.rows import View
+from namm.evaluation.mmd import View
 from namm.experiments.engine.run_parts import device
 from namm.experiments.engine.stages.evaluate import BASELINE, OURS
-from namm.experiments.paper.measurements import (
-    by_experiment,
-    complete,
-    extractor_for,
-    images_of,
-    metrics,
-    settings_of,
-    study,
-    trained,
-)
-from namm.experiments.paper.output import Shown, Table, over_seeds
+from namm.experiments.paper.measurements import FinishedRun
+from namm.experiments.paper.output import Part, Runs, Value, over_seeds
 from namm.experiments.paper.table1 import METHODS, of_paper
-from namm.experiments.sweeps.cell import CellOutcome
 from namm.files import write_json
 from namm.generative.sample_file import SampleFile
 from namm.report.contents import ROWS
 
-FILE = "fid.json"
-FORMATS = {"experiment": "", "method": "", "seeds": "d", "images": "d", "FID": ".4g", "FID, paper": "g"}
-STAGES = ("data", "map", "evaluate")
+FORMATS = {"method": "", "seeds": "d", "images": "d", "FID": ".4g", "FID, paper": "g"}
+NOTE = "The paper's FID is that of 50000 images; it depends on their number."
 
 
-def table5(outcomes: Sequence[CellOutcome]) -> Shown:
+def table5(runs: Runs) -> Part:
     """FID of ours before and after finetuning and of the baseline; of other real images where they are enough."""
-    rows = []
-    for experiment, cells in by_experiment(outcomes).items():
-        found = [_read(outcome) for outcome in complete(cells)]
-        reported = cells[0].cell.preset.reported
-        for method in (*METHODS, "data"):
-            values = [each["fid"][method] for each in found if method in each["fid"]]
-            paper = of_paper(reported, method)
-            if values or paper is not None:
-                n = found[0]["n"] if found else None
-                name = ROWS[method][0]
-                rows.append(
-                    [experiment, name, len(values), n, over_seeds(values), None if paper is None else paper.fid]
-                )
-    return Shown(Table(FORMATS, rows), notes=["The paper's FID is that of 50000 images; it depends on their number."])
+    measured = [_read(run) for run in runs.complete]
+    n = measured[0]["n"] if measured else None
+    rows: list[list[Value]] = []
+    for method in (*METHODS, "data"):
+        values = [each["fid"][method] for each in measured if method in each["fid"]]
+        paper = of_paper(runs.reported, method)
+        if values or paper is not None:
+            theirs = None if paper is None else paper.fid
+            rows.append([ROWS[method][0], len(values), n, over_seeds(values), theirs])
+    return Part(FORMATS, rows, notes=[NOTE])
 
 
-def measure(outcome: CellOutcome, progress: bool) -> None:
+def measure(run: FinishedRun, progress: bool) -> None:
     """FID of the samples of an evaluation that did not measure it."""
-    if _asked(outcome) or (folder := study(outcome, "fid", STAGES)).joinpath(FILE).exists():
+    if run.settings.evaluate.n_fid or (file := _file(run)).exists():
         return
-    rule = trained(outcome).rule()
-    extractor = extractor_for(outcome, rule)
-    reference = settings_of(outcome).evaluate.reference
-    with images_of(outcome) as store:
-        n = min(store.sizes[reference], settings_of(outcome).evaluate.drawn)
-        among = np.arange(n)
-        real = View(store[reference], among)
-        found = {name: fid(real, View(images, among), extractor) for name, images in _samples(outcome)}
+    extractor = run.extractor(run.parts.rule())
+    reference = run.settings.evaluate.reference
+    evaluation = run.folder / "evaluate"
+    with run.images() as store, SampleFile(evaluation / OURS) as ours, SampleFile(evaluation / BASELINE) as baseline:
+        n = min(store.sizes[reference], run.settings.evaluate.drawn)
+        images: dict[str, Images] = {
+            "mdm": map_images(run.parts.mirror("map").to_data, ours.mirror_images, device(), "f"),
+            "finetuned": ours.images,
+            "dm": baseline.images,
+        }
         other = store["train" if reference == "test" else "test"]
         if other.shape[0] >= n:
-            found["data"] = fid(real, View(other, among), extractor)
-    write_json(folder / FILE, {"n": n, "fid": found})
+            images["data"] = other
+        first = np.arange(n)
+        real = View(store[reference], first)
+        values = {name: fid(real, View(each, first), extractor) for name, each in images.items()}
+    write_json(file, {"n": n, "fid": values})
 
 
-def _samples(outcome: CellOutcome) -> Iterator[tuple[str, Images]]:
-    """The evaluation's samples, by method."""
-    with ExitStack() as stack:
-        ours, baseline = (
-            stack.enter_context(SampleFile(outcome.folder / "evaluate" / name)) for name in (OURS, BASELINE)
-        )
-        yield "mdm", map_images(trained(outcome).mirror("map").to_data, ours.mirror_images, device(), "f")
-        yield "finetuned", ours.images
-        yield "dm", baseline.images
+def _read(run: FinishedRun) -> dict[str, Any]:
+    """The number of images, and FID by method."""
+    if not run.settings.evaluate.n_fid:
+        return dict(json.loads(_file(run).read_text()))
+    values = {name: row["fid"] for name, row in run.metrics()["rows"].items() if "fid" in row}
+    return {"n": run.settings.evaluate.n_fid, "fid": values}
 
 
-def _asked(outcome: CellOutcome) -> bool:
-    """Whether the evaluation measured it already."""
-    return settings_of(outcome).evaluate.n_fid > 0
-
-
-def _read(outcome: CellOutcome) -> dict[str, Any]:
-    if not _asked(outcome):
-        found: dict[str, Any] = json.loads((study(outcome, "fid", STAGES) / FILE).read_text())
-        return found
-    rows = metrics(outcome)["rows"]
-    values = {name: row["fid"] for name, row in rows.items() if "fid" in row}
-    return {"n": settings_of(outcome).evaluate.n_fid, "fid": values}
+def _file(run: FinishedRun) -> Path:
+    return run.study("fid", ("data", "map", "evaluate")) / "fid.json"

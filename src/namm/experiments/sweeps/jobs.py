@@ -19,8 +19,8 @@ from typing import Any
 
 from namm.errors import FolderInUseError, Interrupted, NammError, UsageError
 from namm.experiments.engine.folder import read_failure
-from namm.experiments.engine.processes import is_main, one_voice
-from namm.experiments.engine.run import Tell
+from namm.experiments.engine.processes import is_main, rank_zero_output
+from namm.experiments.engine.run import Logger
 from namm.experiments.sweeps.cell import JOBS, Cell, CellOutcome, Jobs, attempt, in_one_line
 from namm.files import write_json
 
@@ -39,29 +39,22 @@ LOOK_SECONDS, LOOKS = 120.0, 3
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one job.
-
-    Attributes:
-        cell, folder: What to run, and where.
-        gpu: The one to use, where this machine's are given out; all that are visible otherwise.
-        threads: Of the CPU, unless the environment says how many.
-        grace: Seconds to wait, when it was asked to end, for being put in the queue again.
-    """
+    """The work of one job: a cell and its folder."""
 
     cell: Cell
     folder: Path
-    gpu: str | None = None
-    threads: int | None = None
-    grace: float = 0.0
+    gpu: str | None = None  # where this machine's are given out; all that are visible otherwise
+    threads: int | None = None  # of the CPU, unless the environment says how many
+    grace: float = 0.0  # seconds to wait, when it was asked to end, for being put in the queue again
 
     def __call__(self) -> None:
         """Run the cell, on all tasks of the job together, and leave the reason beside its log if it failed."""
         self._prepare()
         if is_main():
             _message_file(self.folder).unlink(missing_ok=True)
-        with one_voice():
+        with rank_zero_output():
             try:
-                message = attempt(self.cell, self.folder, tell=partial(print, flush=True), progress=True)
+                message = attempt(self.cell, self.folder, log=partial(print, flush=True), progress=True)
                 if is_main():
                     write_json(_message_file(self.folder), {"message": message})
             except Interrupted:
@@ -70,40 +63,37 @@ class Job:
 
     def checkpoint(self) -> Any:
         """What submitit puts in the queue when the job is cut short: the same, since a run goes on by itself."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
+        return _submitit().helpers.DelayedSubmission(self)
 
     def _prepare(self) -> None:
-        """The environment that torch, not imported yet, will see; and being asked to end, on this machine."""
-        from submitit import JobEnvironment
-        from submitit.helpers import TorchDistributedEnvironment
-
-        if JobEnvironment().cluster == "local":  # submitit ignores SIGTERM; see `_deaf` and `_end`
+        """Set the environment that torch, not imported yet, will see; and hear being asked to end, on this machine."""
+        submitit = _submitit()
+        job = submitit.JobEnvironment()
+        if job.cluster == "local":  # submitit ignores SIGTERM; see `_deaf` and `_end`
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         if self.gpu is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu
         if self.threads is not None:
             os.environ.setdefault("OMP_NUM_THREADS", str(self.threads))
-        if JobEnvironment().num_tasks > 1:
-            TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+        if job.num_tasks > 1:
+            submitit.helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
 
 
 # This machine
 
 
-def run_locally(cells: Sequence[Cell], out: Path, jobs: Jobs, tell: Tell) -> dict[str, CellOutcome]:
+def run_locally(cells: Sequence[Cell], out: Path, jobs: Jobs, log: Logger) -> dict[str, CellOutcome]:
     """Run cells as processes, some at a time; where this one is interrupted, they save what they have and end first."""
     gpus = _gpus()
     cores = len(os.sched_getaffinity(0))
     at_once = max(1, min(len(cells), jobs.at_once or len(gpus) or cores // 2))
     executor = _submitit().AutoExecutor(folder=out / JOBS, cluster="local")
     executor.update_parameters(timeout_min=NO_LIMIT)
-    found: dict[str, CellOutcome] = {}
+    outcomes: dict[str, CellOutcome] = {}
     queue, slots = list(cells), list(range(at_once))
     running: dict[int, tuple[Cell, Any]] = {}
-    with _ending(running, tell):
+    with _ending(running, log):
         while queue or running:
             while queue and slots:
                 slot, cell = slots.pop(0), queue.pop(0)
@@ -111,14 +101,14 @@ def run_locally(cells: Sequence[Cell], out: Path, jobs: Jobs, tell: Tell) -> dic
                 with _deaf():
                     job = executor.submit(Job(cell, out / cell.name, gpu, max(1, cores // at_once)))
                     running[slot] = cell, job
-                tell(f"{cell.name}: running, log in {job.paths.stdout}")
+                log(f"{cell.name}: running, log in {job.paths.stdout}")
             for slot, (cell, job) in list(running.items()):
                 if job.done():
-                    found[cell.name] = _outcome(cell, out / cell.name, job, _message(out / cell.name), tell)
+                    outcomes[cell.name] = _outcome(cell, out / cell.name, job, _message(out / cell.name), log)
                     del running[slot]
                     slots.append(slot)
             time.sleep(0.1)
-    return found
+    return outcomes
 
 
 @contextmanager
@@ -135,7 +125,7 @@ def _deaf() -> Iterator[None]:
 
 
 @contextmanager
-def _ending(running: dict[int, tuple[Cell, Any]], tell: Tell) -> Iterator[None]:
+def _ending(running: dict[int, tuple[Cell, Any]], log: Logger) -> Iterator[None]:
     """End the jobs that are running where this context is left by an exception, and wait until they have saved."""
     try:
         yield
@@ -143,7 +133,7 @@ def _ending(running: dict[int, tuple[Cell, Any]], tell: Tell) -> Iterator[None]:
         jobs = [job for _, job in running.values() if not job.done()]
         if jobs:
             with suppress(OSError):  # nobody reads what is told
-                tell("waiting for the jobs to save what they have; a second Ctrl-C ends them at once")
+                log("waiting for the jobs to save what they have; a second Ctrl-C ends them at once")
         try:
             _end(jobs, signal.SIGTERM)
         except KeyboardInterrupt:
@@ -155,14 +145,14 @@ def _end(jobs: Sequence[Any], number: signal.Signals) -> None:
     """Send a signal to the processes of these jobs, also to those that are only starting, and wait for their end."""
     import psutil
 
-    told: set[int] = set()
+    signalled: set[int] = set()
     while left := [job for job in jobs if not job.done()]:
         for job in left:
             with suppress(psutil.NoSuchProcess):
                 for task in psutil.Process(int(job.job_id)).children():
-                    if task.pid not in told:
+                    if task.pid not in signalled:
                         task.send_signal(number)
-                        told.add(task.pid)
+                        signalled.add(task.pid)
         time.sleep(0.1)
 
 
@@ -179,38 +169,34 @@ def _gpus() -> list[str]:
 # Slurm
 
 
-def run_on_slurm(cells: Sequence[Cell], out: Path, jobs: Jobs, tell: Tell) -> dict[str, CellOutcome]:
+def run_on_slurm(cells: Sequence[Cell], out: Path, jobs: Jobs, log: Logger) -> dict[str, CellOutcome]:
     """Put cells into Slurm's queue and wait for them. They survive this process: a second call waits for them."""
     submitted = {cell.name: job for cell in cells if (job := _recorded(out, cell)) is not None}
-    waiting = [cell for cell in cells if cell.name not in submitted]
     executor = _slurm_executor(out / JOBS, jobs)
-    if waiting:
+    if new := [cell for cell in cells if cell.name not in submitted]:
         with executor.batch():
-            new = [executor.submit(Job(cell, out / cell.name, grace=GRACE)) for cell in waiting]
-        submitted |= {cell.name: job for cell, job in zip(waiting, new, strict=True)}
+            submitted |= {cell.name: executor.submit(Job(cell, out / cell.name, grace=GRACE)) for cell in new}
     for cell in cells:
         job = submitted[cell.name]
-        write_json(_record(out, cell), {"job": job.job_id, "key": cell.key})
-        tell(f"{cell.name}: job {job.job_id}, log in {job.paths.stdout}")
-    found: dict[str, CellOutcome] = {}
+        write_json(_job_file(out, cell), {"job": job.job_id, "key": cell.key})
+        log(f"{cell.name}: job {job.job_id}, log in {job.paths.stdout}")
+    outcomes: dict[str, CellOutcome] = {}
     queue = _Queue()
     try:
-        while len(found) < len(cells):
+        while len(outcomes) < len(cells):
             queue.look()
-            for cell in cells:
+            for cell in (cell for cell in cells if cell.name not in outcomes):
                 job, folder = submitted[cell.name], out / cell.name
-                if cell.name in found:
-                    continue
                 if job.done():
-                    found[cell.name] = _outcome(cell, folder, job, _message(folder), tell)
+                    outcomes[cell.name] = _outcome(cell, folder, job, _message(folder), log)
                 elif queue.has_lost(job):
-                    _record(out, cell).unlink(missing_ok=True)
-                    found[cell.name] = _outcome(cell, folder, job, None, tell)
+                    _job_file(out, cell).unlink(missing_ok=True)
+                    outcomes[cell.name] = _outcome(cell, folder, job, None, log)
             time.sleep(1.0)
     except KeyboardInterrupt:
-        tell("Slurm's jobs go on without this process: the same command waits for them again")
+        log("Slurm's jobs go on without this process: the same command waits for them again")
         raise
-    return found
+    return outcomes
 
 
 class _Queue:
@@ -252,20 +238,20 @@ def _slurm_executor(folder: Path, jobs: Jobs) -> Any:
     return executor
 
 
-def _record(out: Path, cell: Cell) -> Path:
+def _job_file(out: Path, cell: Cell) -> Path:
     """Where the number of a cell's job is kept, and the settings that it runs with, as a key."""
     return out / JOBS / f"{cell.name}.json"
 
 
 def _recorded(out: Path, cell: Cell) -> Any:
     """The job of a cell that an earlier process submitted, if it is not done yet."""
-    if not _record(out, cell).exists():
+    if not _job_file(out, cell).exists():
         return None
-    said = json.loads(_record(out, cell).read_text())
-    job = _submitit().SlurmJob(folder=out / JOBS, job_id=said["job"])
+    record = json.loads(_job_file(out, cell).read_text())
+    job = _submitit().SlurmJob(folder=out / JOBS, job_id=record["job"])
     if job.done(force_check=True):
         return None
-    if said.get("key") != cell.key:
+    if record.get("key") != cell.key:
         raise FolderInUseError(
             f"job {job.job_id} of Slurm is still at work on {cell.name}, with other settings: wait for it, or end it "
             f"with `scancel {job.job_id}`."
@@ -286,12 +272,14 @@ def _submitit() -> Any:
 
 
 def _message_file(folder: Path) -> Path:
-    """Where a job says why the cell in `folder` failed: JSON, since a pickle that lies there could run anything."""
     return folder.parent / JOBS / f"{folder.name}.message.json"
 
 
 def _message(folder: Path) -> str | None:
-    """Why the cell in `folder` failed, as its job left it; None where it did not, or the job ended before."""
+    """Why the cell in `folder` failed, as its job left it; None where it did not, or the job ended before.
+
+    It is JSON: a pickle that lies there could run anything.
+    """
     try:
         message = json.loads(_message_file(folder).read_text())["message"]
     except (OSError, ValueError, LookupError, TypeError):  # whatever ended the job, the cell's folder knows more
@@ -299,13 +287,14 @@ def _message(folder: Path) -> str | None:
     return message if isinstance(message, str) else None
 
 
-def _outcome(cell: Cell, folder: Path, job: Any, said: str | None, tell: Tell) -> CellOutcome:
-    """What became of a cell whose job has ended and said so."""
+def _outcome(cell: Cell, folder: Path, job: Any, message: str | None, log: Logger) -> CellOutcome:
+    """What became of a cell whose job has ended and left a message, or none."""
     try:
         error = None
         if not cell.is_complete(folder):
-            error = read_failure(folder, cell.key) or said or f"its job ended before its work: see {job.paths.stderr}"
+            error = read_failure(folder, cell.key) or message
+            error = error or f"its job ended before its work: see {job.paths.stderr}"
     except NammError as unreadable:
         error = in_one_line(unreadable)
-    tell(f"{cell.name}: {'done' if error is None else f'failed: {error}'}")
+    log(f"{cell.name}: {'done' if error is None else f'failed: {error}'}")
     return CellOutcome(cell, folder, error)

@@ -8,7 +8,6 @@ Imports no torch.
 
 import csv
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,13 +20,12 @@ import yaml
 
 from namm._version import __version__
 from namm.errors import RunFolderError, UsageError
-from namm.experiments.engine.folder import RUN, is_done, now, read_record
+from namm.experiments.engine.folder import ELSEWHERE, RUN, is_done, now, read_record
 from namm.experiments.engine.settings import with_seed
 from namm.experiments.engine.settings_file import from_yaml, to_yaml
-from namm.experiments.engine.stages import stage_keys, stages_until
 from namm.experiments.presets import Preset
 from namm.experiments.sweeps.cell import Cell, CellOutcome
-from namm.files import write_atomically, write_json
+from namm.files import read_claim, write_atomically, write_json
 
 KIND = "namm sweep"
 JSON, CSV = "sweep.json", "sweep.csv"
@@ -41,22 +39,15 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of one cell.
-
-    Attributes:
-        cell: Its name.
-        values: Of what is varied.
-        status: Whether it came to its end.
-        stage: The last of its stages that did.
-        results: What the last stage that was asked for shows, and the evaluation's headline, as far as they are there.
-        error: Why it failed.
-    """
+    """What is known of the cell of that name."""
 
     cell: str
     values: Values
     status: Literal["complete", "failed"]
     stage: str | None
+    """The last of its stages that is complete."""
     results: Mapping[str, Any]
+    """What the last stage that was asked for shows, and the evaluation's headline, as far as they are there."""
     error: str | None
 
 
@@ -123,20 +114,19 @@ def gather(outcomes: Sequence[CellOutcome], values: Sequence[Values]) -> list[Ro
 
 
 def _row(outcome: CellOutcome, values: Values) -> Row:
-    cell, settings = outcome.cell, outcome.cell.preset.settings
-    keys = stage_keys(settings)
-    stage: str | None = None
+    cell, keys = outcome.cell, outcome.cell.keys
+    last: str | None = None
     results: dict[str, Any] = {}
-    for each in stages_until(cell.until, settings):
+    for stage in cell.stages:
         with suppress(RunFolderError):  # of what cannot be read; the outcome says so
-            if not is_done(outcome.folder / each.name, keys[each.name]):
+            if not is_done(outcome.folder / stage.name, keys[stage.name]):
                 continue
-            stage = each.name
-            if stage in ("evaluate", cell.last):
-                found = read_record(outcome.folder / stage).results
-                wanted = EVALUATED if stage == "evaluate" else each.shown
-                results |= {name: found[name] for name in wanted if name in found}
-    return Row(cell.name, values, "failed" if outcome.error else "complete", stage, results, outcome.error)
+            last = stage.name
+            if last in ("evaluate", cell.last):
+                found = read_record(outcome.folder / last).results
+                selected = EVALUATED if last == "evaluate" else stage.shown
+                results |= {name: found[name] for name in selected if name in found}
+    return Row(cell.name, values, "failed" if outcome.error else "complete", last, results, outcome.error)
 
 
 def result_names(rows: Sequence[Row]) -> list[str]:
@@ -147,27 +137,17 @@ def result_names(rows: Sequence[Row]) -> list[str]:
 def require_sweep(out: Path) -> None:
     """Refuse a folder that is a run itself, or whose table is somebody else's; changes nothing."""
     if (out / RUN).exists():
-        raise RunFolderError(f"{out} is the folder of one run: choose another one for the sweep with --out.")
+        raise RunFolderError(f"{out} is the folder of one run: choose {ELSEWHERE} for the sweep.")
     if out.exists() and not out.is_dir():
-        raise RunFolderError(f"{out} is a file, and a sweep needs a folder: choose another one with --out.")
-    if not (out / JSON).exists():
-        return
-    try:
-        found = json.loads((out / JSON).read_text())
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise RunFolderError(f"{out / JSON} was not written by namm: choose another folder with --out.")
+        raise RunFolderError(f"{out} is a file, and a sweep needs a folder: choose {ELSEWHERE}.")
+    if (out / JSON).exists():
+        read_claim(out / JSON, KIND, ELSEWHERE)
 
 
 def write_table(out: Path, base: Preset, rows: Sequence[Row]) -> None:
     """Write sweep.json and sweep.csv."""
     about = {"kind": KIND, "experiment": base.experiment, "preset": base.name, "made": now(), "version": __version__}
     write_json(out / JSON, about | {"cells": [asdict(row) for row in rows]})
-    write_atomically(out / CSV, _csv(rows))
-
-
-def _csv(rows: Sequence[Row]) -> str:
     varied, results = list(rows[0].values), result_names(rows)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -175,4 +155,4 @@ def _csv(rows: Sequence[Row]) -> str:
     for row in rows:
         figures = [row.results.get(name) for name in results]
         writer.writerow([row.cell, *(row.values[name] for name in varied), row.status, row.stage, *figures, row.error])
-    return text.getvalue()
+    write_atomically(out / CSV, text.getvalue())

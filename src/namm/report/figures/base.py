@@ -9,7 +9,7 @@ the page is a telephone, on a transparent ground, in the ink of a light or of a 
 """
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from namm.formatting import format_number
 VALUES, DEVIATIONS = "viridis", "RdBu_r"
 OURS, BASELINE, OTHER, DATA = "#1b9e77", "#d95f02", "#7570b3", "#7f7f7f"
 """Colours of the method, the baseline, a variant and the data in every figure; legible on light and on dark ground."""
-WIDTH = 4.4  # inches
+WIDTH, BAR = 4.4, 0.75  # inches of a figure, and of a colour bar in it
 CLIPPED = 0.005  # of all pixels lie beyond either end of a colour scale
 BINS = 40
 
@@ -40,17 +40,11 @@ INK: dict[Theme, str] = {"light": "#1d2530", "dark": "#e4e8ee"}
 
 @dataclass(frozen=True)
 class View:
-    """What people see of images.
-
-    Attributes:
-        show: images (N, C, H, W) → pictures (N, H, W); by default the first channel.
-        label: what a pixel of the picture is, with its unit.
-        signed: whether its sign means something, so that zero is to be the middle of the colours.
-    """
+    """What people see of images (N, C, H, W): pictures (N, H, W)."""
 
     show: Callable[[Array], Array] = lambda images: images[:, 0]
-    label: str = "pixel value"
-    signed: bool = False
+    label: str = "pixel value"  # what a pixel of the picture is, with its unit
+    signed: bool = False  # whether its sign means something, so that zero is to be the middle of the colours
 
 
 RAW = View()
@@ -63,17 +57,10 @@ RAW = View()
 @contextmanager
 def look(theme: Theme = "light") -> Iterator[None]:
     """What is drawn inside has the ink of that theme."""
-    ink = INK[theme]
-    colours = {f"{name}color": ink for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")}
+    colours = {f"{name}color": INK[theme] for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")}
     style = {
-        "font.size": 9,
-        "axes.titlesize": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.linewidth": 0.6,
-        "lines.linewidth": 1.4,
-        "legend.frameon": False,
-        "legend.fontsize": 8.5,
+        **{"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8.5, "legend.frameon": False},
+        **{"axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "lines.linewidth": 1.4},
     }
     with mpl.rc_context(colours | style):
         yield
@@ -103,9 +90,6 @@ def save(figure: Figure, path: Path) -> None:
         raise RunFolderError(f"the picture {path} cannot be written ({error}): choose another path.") from error
 
 
-# What figures are made of
-
-
 def require_finite(values: Array, what: str) -> Array:
     """`values` as they are, refused where they hold NaN or inf or nothing at all."""
     bad = np.argwhere(~np.isfinite(values))
@@ -115,6 +99,9 @@ def require_finite(values: Array, what: str) -> Array:
     if not values.size:
         raise DataError(f"{what}: there is nothing to show.")
     return values
+
+
+# Pictures
 
 
 def limits(values: Array, signed: bool) -> tuple[float, float]:
@@ -128,29 +115,28 @@ def limits(values: Array, signed: bool) -> tuple[float, float]:
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
+def gap(width: int) -> int:
+    """Pixels between pictures of that width in a mosaic."""
+    return max(1, round(0.05 * width))
+
+
 def mosaic(pictures: Array, columns: int) -> np.ma.MaskedArray[Any, Any]:
     """Pictures (N, H, W) in rows of `columns` as one, with gaps between them that are masked."""
     n, height, width = pictures.shape
-    gap = max(1, round(0.05 * width))
+    down, right = height + gap(width), width + gap(width)
     rows = -(-n // columns)
-    canvas = np.ma.array(np.zeros((rows * (height + gap) - gap, columns * (width + gap) - gap)), mask=True)
+    canvas = np.ma.array(np.zeros((rows * down - gap(width), columns * right - gap(width))), mask=True)
     for k, picture in enumerate(pictures):
-        top, left = k // columns * (height + gap), k % columns * (width + gap)
+        top, left = k // columns * down, k % columns * right
         canvas[top : top + height, left : left + width] = picture
     return canvas
 
 
 def show_mosaic(axes: Axes, pictures: Array, columns: int, ends: tuple[float, float], signed: bool) -> Any:
     """Draw a mosaic without ticks and return what a colour bar needs."""
-    shown = axes.imshow(
-        mosaic(pictures, columns),
-        cmap=DEVIATIONS if signed else VALUES,
-        vmin=ends[0],
-        vmax=ends[1],
-        interpolation="nearest",
-    )
+    colours: dict[str, Any] = {"cmap": DEVIATIONS if signed else VALUES, "vmin": ends[0], "vmax": ends[1]}
     bare(axes)
-    return shown
+    return axes.imshow(mosaic(pictures, columns), interpolation="nearest", **colours)
 
 
 def bare(axes: Axes) -> None:
@@ -164,16 +150,68 @@ def colour_bar(figure: Any, shown: Any, axes: Any, values: Array, label: str, **
     low, high = shown.get_clim()
     beyond = (bool(values.min() < low), bool(values.max() > high))
     extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
-    bar = figure.colorbar(
-        shown,
-        ax=axes,
-        label=label,
-        extend=extend,
-        extendfrac=0.04,
-        **{"aspect": 25, "pad": 0.02, "shrink": 0.9} | place,
-    )
+    how = {"aspect": 25, "pad": 0.02, "shrink": 0.9, "extend": extend, "extendfrac": 0.04, "label": label} | place
+    bar = figure.colorbar(shown, ax=axes, **how)
     bar.outline.set_visible(False)
     bar.formatter.set_powerlimits((-3, 4))
+
+
+def picture_rows(
+    part: Any,
+    axes: Sequence[Axes],
+    names: Sequence[str],
+    rows: Sequence[Array],
+    *,
+    label: str,
+    signed: bool = False,
+    captions: Sequence[Sequence[str]] = (),
+    columns: int | None = None,
+    from_zero: bool = False,
+) -> None:
+    """Rows of pictures (K, H, W), one on each of `axes`, on one scale of colours with one bar in `part`.
+
+    Above the pictures of each row stand its `captions`; `columns` leave room for as many pictures; `from_zero` is for
+    what cannot be negative.
+    """
+    values = np.concatenate([row[np.isfinite(row)] for row in rows])
+    low, high = limits(values, signed)
+    ends = (0.0, high or 1.0) if from_zero else (low, high)
+    for axis, name, row, texts in zip(axes, names, rows, captions or [()] * len(rows), strict=True):
+        shown = show_mosaic(axis, row, columns or len(row), ends, signed)
+        axis.set_ylabel(name)
+        width = row.shape[2]
+        for column, text in enumerate(texts):
+            axis.text(column * (width + gap(width)) + width / 2, -0.6, text, ha="center", va="bottom", fontsize=8)
+    colour_bar(part, shown, axes, values, label)
+
+
+def row_height(shape: tuple[int, ...], columns: int) -> float:
+    """Inches that a row of pictures (…, H, W) beside a colour bar is high."""
+    height, width = shape[-2:]
+    return (WIDTH - BAR) * height / (width * columns)
+
+
+def as_picture(residual: Array | None, image: Array) -> Array | None:
+    """The residual (C′, H′, W′) of an image (C, H, W) as something to look at, or none."""
+    if residual is None or residual.ndim != 3:
+        return None
+    one_number = residual.shape[1:] == (1, 1)
+    return np.broadcast_to(residual, (len(residual), *image.shape[1:])) if one_number else residual
+
+
+def one_channel(picture: Array) -> Array:
+    """(C, H, W) → (H, W); several channels as their root mean square, signed as the first is."""
+    return picture[0] if len(picture) == 1 else np.sign(picture[0]) * np.sqrt(np.mean(picture**2, axis=0))
+
+
+def residual_pictures(residuals: Array | None, images: Array, what: str) -> Array | None:
+    """The residuals of images (K, C, H, W) as pictures (K, H′, W′), if the rule has pictures of them."""
+    found = [as_picture(r, x) for r, x in zip(residuals, images, strict=True)] if residuals is not None else [None]
+    pictures = [one_channel(require_finite(each, what)) for each in found if each is not None]
+    return np.stack(pictures) if len(pictures) == len(found) else None
+
+
+# Curves and histograms
 
 
 def histograms(
@@ -191,8 +229,7 @@ def histograms(
     for name, values in distances.items():
         label = f"{name}: mean {format_number(values.mean(), '.2g')}"
         axes.hist(np.maximum(values, low), bins=bins.tolist(), color=colours[name], alpha=0.75, label=label)
-    if floor is not None:
-        axes.plot([], [], " ", label=f"data: mean {format_number(floor, '.2g')}")
+    label_floor(axes, floor)
     axes.set_xscale("log")
     plain_ticks(axes.xaxis, low, high)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -200,10 +237,16 @@ def histograms(
     legend_above(axes)
 
 
-def legend_above(axes: Axes) -> None:
-    """A legend where it covers nothing; in two columns if its lines are short enough."""
+def label_floor(axes: Axes, floor: float | None) -> None:
+    """The data's own mean ℓ as a line of the legend."""
+    if floor is not None:
+        axes.plot([], [], " ", label=f"data: mean {format_number(floor, '.2g')}")
+
+
+def legend_above(axes: Axes, columns: int = 2) -> None:
+    """A legend where it covers nothing; in one column if its lines are too long."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = 2 if max(map(len, labels)) < 28 else 1
+    columns = columns if max(map(len, labels)) < 28 else 1
     axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0)
 
 
@@ -214,11 +257,3 @@ def plain_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_major_locator(MaxNLocator(4) if decades < 0.7 else LogLocator(subs=subs, numticks=6))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def as_picture(residual: Array | None, image: Array) -> Array | None:
-    """The residual (C′, H′, W′) of an image (C, H, W) as something to look at, or none."""
-    if residual is None or residual.ndim != 3:
-        return None
-    one_number = residual.shape[1:] == (1, 1)
-    return np.broadcast_to(residual, (len(residual), *image.shape[1:])) if one_number else residual

@@ -13,16 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from namm.experiments.engine.settings import (
-    BaselineSettings,
-    FinetuneSettings,
-    MapSettings,
-    ModelSettings,
-    Settings,
-    VAESettings,
-)
-from namm.experiments.engine.settings_file import digest, identity, plain
+from namm.experiments.engine.settings import Settings
+from namm.experiments.engine.settings_file import digest, identity, plain, without_new_defaults
 from namm.experiments.presets import require_name
+from namm.formatting import format_number
 from namm.training.settings import OBSERVING
 
 
@@ -38,55 +32,36 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage returns.
-
-    Attributes:
-        results: Its figures, for the record and for people.
-        files: What it left behind, relative to its folder; while one of them is missing it is not complete.
-        compute_seconds: Time in training or sampling steps, over all resumptions.
-        verdict: The judgement on what was made, as `Verdict.as_json` writes it, where the stage makes one.
-    """
+    """What a stage returns."""
 
     results: Mapping[str, Any]
+    """Its figures, for the record and for people."""
     files: tuple[str, ...]
+    """What it left behind, relative to its folder; while one of them is missing it is not complete."""
     compute_seconds: float = 0.0
+    """Time in training or sampling steps, over all resumptions."""
     verdict: Mapping[str, Any] | None = None
+    """The judgement on what was made, as `Verdict.as_json` writes it, where the stage makes one."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage.
-
-    Attributes:
-        name: Also the name of its folder.
-        needs: Stages that must be complete before it.
-        part: The part of the settings that it depends on by itself, as plain values.
-        function: What it does.
-        shown: Names of the results that are shown when it is done.
-        version: To be raised when the same settings come to mean other work.
-        gate: Whether a run stops here unless the verdict is `works`, or the user goes on all the same.
-    """
+    """One stage; its name is also that of its folder, and `needs` names what must be complete before it."""
 
     name: str
     needs: tuple[str, ...]
     part: Callable[[Settings], Any]
+    """The part of the settings that it depends on by itself, as plain values."""
     function: Callable[[Work], Outcome]
     shown: tuple[str, ...] = ()
+    """Names of the results that are shown when it is done."""
     version: int = 1
+    """To be raised when the same settings come to mean other work."""
     gate: bool = False
+    """Whether a run stops here unless the verdict is `works`, or the user goes on all the same."""
 
 
-def _lazily(module: str, function: str) -> Callable[[Work], Outcome]:
-    """A stage's function, whose module, and torch with it, is imported only when it is called."""
-
-    def call(work: Work) -> Outcome:
-        outcome: Outcome = getattr(import_module(f"namm.experiments.engine.stages.{module}"), function)(work)
-        return outcome
-
-    return call
-
-
-def _drawing(settings: Settings) -> dict[str, Any]:
+def _data(settings: Settings) -> dict[str, Any]:
     """Settings of the data as plain values; a counter that is given is known by its content, and none is trained."""
     values: dict[str, Any] = identity(settings.data)
     if not (name := values.get("counter")):
@@ -95,103 +70,64 @@ def _drawing(settings: Settings) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "counter_training"} | known
 
 
-def _learning(
-    part: MapSettings | ModelSettings | FinetuneSettings | BaselineSettings | VAESettings,
-) -> dict[str, Any]:
+def _training(part: Any) -> dict[str, Any]:
     """Settings of a training as plain values, without those that only watch it."""
-    values: dict[str, Any] = plain(part)
+    values: dict[str, Any] = without_new_defaults(plain(part))
     return values | {"train": {name: value for name, value in values["train"].items() if name not in OBSERVING}}
 
 
-def _baseline(part: BaselineSettings) -> dict[str, Any]:
+def _map(settings: Settings) -> dict[str, Any]:
+    return {"rule": identity(settings.data.rule), **_training(settings.map)}
+
+
+def _baseline(settings: Settings) -> dict[str, Any]:
     """The baseline's settings as plain values; at equal compute its own budget is not used."""
-    values = _learning(part)
-    return values | ({"train": values["train"] | {"budget": "equal compute"}} if part.equal_compute else {})
+    values = _training(settings.dm)
+    if settings.dm.equal_compute:
+        values["train"]["budget"] = "equal compute"
+    return {**values, "network": plain(settings.mdm.network), "diffusion": plain(settings.mdm.diffusion)}
 
 
-LEARNED = ("steps", "loss", "val/loss")
-"""What is shown of a model's training."""
+def _stage(
+    name: str, needs: str, part: Callable[[Settings], Any], function: str, shown: str = "", *, gate: bool = False
+) -> Stage:
+    """A stage whose function, and torch with it, is imported only when it is called."""
+    module, _, attribute = function.partition(".")
+
+    def call(work: Work) -> Outcome:
+        outcome: Outcome = getattr(import_module(f"{__name__}.{module}"), attribute)(work)
+        return outcome
+
+    return Stage(name, tuple(needs.split()), part, call, tuple(shown.split()), gate=gate)
+
+
+LEARNED = "steps loss val/loss"
+LEARNED_MAP = "steps distance_noise distance_map cycle_error total_variation verdict"
+FINETUNED = "steps distance_samples_before distance_samples kept"
+EVALUATED = "distance_ours distance_baseline distance_baseline_half_way mmd_ours mmd_baseline compute verdict"
+"""Results that are shown of trainings and of the evaluation."""
 MAIN_LINE = "report"
 """Where a run ends that is not asked to end elsewhere."""
 
-STAGES = {
-    stage.name: stage
-    for stage in (
-        Stage(
-            "data",
-            (),
-            _drawing,
-            _lazily("data", "make_data"),
-            ("images", "shape", "counter_error", "distance_mean", "distance_max"),
-        ),
-        Stage(
-            "map",
-            ("data",),
-            lambda s: {"rule": identity(s.data.rule), **_learning(s.map)},
-            _lazily("map", "make_map"),
-            ("steps", "distance_noise", "distance_map", "cycle_error", "total_variation", "verdict"),
-            gate=True,
-        ),
-        Stage(
-            "mdm",
-            ("data", "map"),
-            lambda s: _learning(s.mdm),
-            _lazily("model", "make_mdm"),
-            LEARNED,
-        ),
-        Stage(
-            "samples",
-            ("data", "map", "mdm"),
-            lambda s: plain(s.samples),
-            _lazily("samples", "make_samples"),
-            ("samples", "distance_mean"),
-        ),
-        Stage(
-            "finetune",
-            ("data", "map", "samples"),
-            lambda s: _learning(s.finetune),
-            _lazily("samples", "make_finetune"),
-            ("steps", "distance_samples_before", "distance_samples", "kept"),
-        ),
-        Stage(
-            "dm",
-            ("data", "map", "mdm", "samples", "finetune"),
-            lambda s: {**_baseline(s.dm), "network": plain(s.mdm.network), "diffusion": plain(s.mdm.diffusion)},
-            _lazily("model", "make_dm"),
-            LEARNED,
-        ),
-        Stage(
-            "evaluate",
-            ("data", "map", "mdm", "samples", "finetune", "dm"),
-            lambda s: plain(s.evaluate),
-            _lazily("evaluate", "make_evaluation"),
-            (
-                "distance_ours",
-                "distance_baseline",
-                "distance_baseline_half_way",
-                "mmd_ours",
-                "mmd_baseline",
-                "compute",
-                "verdict",
-            ),
-        ),
-        Stage("report", ("evaluate",), lambda s: {}, _lazily("report", "make_report")),
-        Stage(
-            "mvae",
-            ("data", "map"),
-            lambda s: _learning(s.vae),
-            _lazily("model", "make_mvae"),
-            LEARNED,
-        ),
-        Stage(
-            "vae",
-            ("data", "map", "mvae"),
-            lambda s: _learning(s.vae),
-            _lazily("model", "make_vae"),
-            LEARNED,
-        ),
-    )
-}
+_IN_ORDER = (
+    _stage("data", "", _data, "data.make_data", "images shape counter_error distance_mean distance_max"),
+    _stage("map", "data", _map, "map.make_map", LEARNED_MAP, gate=True),
+    _stage("mdm", "data map", lambda s: _training(s.mdm), "model.make_mdm", LEARNED),
+    _stage("samples", "data map mdm", lambda s: plain(s.samples), "samples.make_samples", "samples distance_mean"),
+    _stage("finetune", "data map samples", lambda s: _training(s.finetune), "samples.make_finetune", FINETUNED),
+    _stage("dm", "data map mdm samples finetune", _baseline, "model.make_dm", LEARNED),
+    _stage(
+        "evaluate",
+        "data map mdm samples finetune dm",
+        lambda s: plain(s.evaluate),
+        "evaluate.make_evaluation",
+        EVALUATED,
+    ),
+    _stage("report", "evaluate", lambda s: {}, "report.make_report"),
+    _stage("mvae", "data map", lambda s: _training(s.vae), "model.make_mvae", LEARNED),
+    _stage("vae", "data map mvae", lambda s: _training(s.vae), "model.make_vae", LEARNED),
+)
+STAGES = {stage.name: stage for stage in _IN_ORDER}
 
 
 def needs(stage: Stage, settings: Settings) -> tuple[str, ...]:
@@ -213,13 +149,15 @@ def stages_until(last: str | None, settings: Settings) -> list[Stage]:
 
     A stage that `last` does not need is not among them: the autoencoders are for those who ask for them.
     """
-    wanted = {require_name(last or MAIN_LINE, STAGES, "stage")}
+    selected = {require_name(last or MAIN_LINE, STAGES, "stage")}
     for stage in reversed(STAGES.values()):
-        wanted |= set(needs(stage, settings)) if stage.name in wanted else set()
-    return [stage for stage in STAGES.values() if stage.name in wanted]
+        selected |= set(needs(stage, settings)) if stage.name in selected else set()
+    return [stage for stage in STAGES.values() if stage.name in selected]
 
 
 def summary(stage: Stage, results: Mapping[str, Any]) -> str:
     """The results of a stage that people look at first."""
-    shown = ((name.replace("_", " "), results[name]) for name in stage.shown if name in results)
-    return ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown)
+    found = {name.replace("_", " "): results[name] for name in stage.shown if name in results}
+    return ", ".join(
+        f"{name} {format_number(value) if isinstance(value, float) else value}" for name, value in found.items()
+    )

@@ -7,13 +7,25 @@
     projected    the baseline's samples, projected on the rule's set, where the rule has a projection
     repaired     the baseline's samples through g and the finetuned f
 
-All are compared with the same reference images, and both models are run by the same sampler from the same seed. How
-the trainings came there is measured on fewer samples, `namm.experiments.engine.stages.milestones`.
+All are compared with the same reference images, and both models are run by the same sampler from the same seed.
+
+How the trainings came there is measured on fewer samples of the models as they were at their milestones (Fig. 4):
+
+    mdm         f(ỹ), ỹ from the mirror diffusion model at that step, f as the stage `map` left it
+    finetune    f(ỹ), ỹ from the trained model, f as finetuning had it at that step
+    dm          the baseline's own samples
+
+The paper draws the training of the mirror diffusion model as "Ours w/o FT", offset by the time that the map took: what
+it shows there is what one would have had at that time, so f is the map's and not the finetuned one. Finetuning is a
+curve of its own, "Ours", offset by the time of everything before it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,118 +34,94 @@ from torch import nn
 from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, map_images
-from namm.datasets.store import Store
-from namm.evaluation import Extractor, compare, fid, kid, picture_for
-from namm.evaluation.milestone import Milestone, half_way
-from namm.evaluation.rows import View, held
+from namm.errors import CheckpointError, ConstraintError, DataError
+from namm.evaluation import Extractor, compare, distance_summary, fid, kid, picture_for
+from namm.evaluation.mmd import View, held
+from namm.evaluation.scores import Milestone, half_way
+from namm.evaluation.verdict import Figures, Verdict, judge, judge_map
 from namm.experiments.engine import build
-from namm.experiments.engine.folder import read_record
-from namm.experiments.engine.judgement import METRICS, judge_rows
-from namm.experiments.engine.processes import alone, is_main
+from namm.experiments.engine.folder import is_complete, read_record
+from namm.experiments.engine.processes import is_main, on_main_process
 from namm.experiments.engine.rule_facts import write_facts
-from namm.experiments.engine.run_parts import Trained, describe_samples, device
-from namm.experiments.engine.settings import EvaluateSettings
+from namm.experiments.engine.run_parts import RunParts, describe_samples, device
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
-from namm.experiments.engine.stages.milestones import milestones
+from namm.experiments.engine.stages.map import TRAINING
 from namm.experiments.engine.stages.model import EQUAL_COMPUTE
 from namm.files import write_json
 from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import IdentityMap, MirrorMap
+from namm.training.checkpoint import PATTERN, read
+from namm.training.train_map import load_weights
 
 ROWS = ("data", "mdm", "finetuned", "dm", "projected", "repaired")
 OURS, BASELINE = "mdm.h5", "dm.h5"
 """Samples of the method (through the finetuned f) and of the baseline."""
+METRICS = "metrics.json"
+"""Every row's scores, the verdicts, the milestones, and what both sides cost."""
+MILESTONES = "milestones"
+"""Name of the snapshots' folder in a training, and of that of their samples in the evaluation."""
 
 
 def make_evaluation(work: Work) -> Outcome:
     """Draw the samples of both models, or go on drawing them, and measure every row."""
-    settings = work.settings.evaluate
+    trained = RunParts.of(work)
+    rule, before, after = trained.rule(), trained.mirror("map"), trained.mirror("finetune")
     with ExitStack() as stack:
         store = stack.enter_context(open_store(images_file(work.needs["data"])))
-        trained = Trained.of(work)
-        rule, before, after = trained.rule(), trained.mirror("map"), trained.mirror("finetune")
-        ours = stack.enter_context(_samples(work, OURS, trained.source("mdm", after), rule))
-        baseline = stack.enter_context(_samples(work, BASELINE, trained.source("dm", IdentityMap()), rule))
+        n, reference = work.settings.evaluate.drawn, work.settings.evaluate.reference
+        ours = stack.enter_context(_samples(work, OURS, trained.source("mdm", after), n, rule))
+        baseline = stack.enter_context(_samples(work, BASELINE, trained.source("dm", IdentityMap()), n, rule))
 
-        def measured() -> dict[str, dict[str, Any]]:
-            extractor, reference = _extractor(work, rule), held(store[settings.reference])
-            return {
-                name: _scores(settings, held(images), reference, rule, extractor)
-                for name, images in _rows(work, store, rule, before, after, ours, baseline)
-            }
+        def rows() -> Iterator[tuple[str, Images]]:
+            """Every row's images, one row at a time in memory."""
+            others = "train" if reference == "test" else "test"
+            yield "data", View(store[others], np.arange(min(n, store.sizes[others])))
+            yield "mdm", map_images(before.to_data, ours.mirror_images, device(), "f")
+            yield "finetuned", ours.images
+            yield "dm", baseline.images
+            if rule.has_project:
+                yield "projected", map_images(rule.project, baseline.images, device(), "project")
+            yield "repaired", map_images(after.repair, baseline.images, device(), "f∘g")
 
-        rows = alone(measured)
-        found = milestones(work, trained, rule, ours, baseline)
+        scores = on_main_process(lambda: _scores(work, rows(), held(store[reference]), rule))
+        milestones = _milestones(work, trained, rule, ours, baseline)
         if is_main():
             write_facts(work.folder, rule, {"ours": ours, "baseline": baseline}, device())
-    costs, along = _costs(work), {name: [asdict(each) for each in them] for name, them in found.items()}
-    verdicts = judge_rows(rows, read_record(work.needs["map"]).results)
+    costs, half = _costs(work), half_way(milestones.get("dm", []))
+    verdicts = judge_rows(scores, read_record(work.needs["map"]).results)
     verdict = verdicts["finetuned"]
+    metrics = {
+        "rows": scores,
+        "verdict": verdict.as_json(),
+        "verdicts": {name: each.outcome for name, each in verdicts.items()},
+        **costs,
+        "milestones": {name: [asdict(each) for each in them] for name, them in milestones.items()},
+    }
     if is_main():
-        outcomes = {name: each.outcome for name, each in verdicts.items()}
-        judged = {"verdict": verdict.as_json(), "verdicts": outcomes}
-        write_json(work.folder / METRICS, {"rows": rows, **judged, **costs, "milestones": along})
-    results = _headline(rows, found) | {"compute": _in_words(costs), "verdict": verdict.outcome}
+        write_json(work.folder / METRICS, metrics)
+    results = {
+        "distance_ours": scores["finetuned"]["distance"]["mean"],
+        "distance_baseline": scores["dm"]["distance"]["mean"],
+        **({} if half is None else {"distance_baseline_half_way": half.mean}),
+        "mmd_ours": scores["finetuned"]["mmd"][0],
+        "mmd_baseline": scores["dm"]["mmd"][0],
+        "mmd_data": scores["data"]["mmd"][0],
+        "total_variation_ours": scores["finetuned"]["total_variation"],
+        "compute": _describe_costs(costs),
+        "verdict": verdict.outcome,
+    }
     return Outcome(results, (METRICS, OURS, BASELINE), verdict=verdict.as_json())
 
 
-def _scores(
-    settings: EvaluateSettings, images: Images, reference: Images, rule: Constraint, extractor: Extractor | None
-) -> dict[str, Any]:
-    """Everything that is asked of one row; FID alone may take more images than the rest."""
-    first = View(images, np.arange(min(settings.n, images.shape[0])))
-    how = {"size": settings.subset, "seed": settings.seed}
-    scores = asdict(compare(first, reference, rule, subsets=settings.mmd_subsets, device=device(), **how))
-    if settings.kid_subsets:
-        scores["kid"] = kid(reference, first, extractor, subsets=settings.kid_subsets, **how)
-    if settings.n_fid and images.shape[0] >= settings.n_fid:  # of fewer images FID is larger: no floor to compare with
-        among = np.arange(settings.n_fid)
-        scores["fid"] = fid(View(reference, among), View(images, among), extractor)
-    return scores
-
-
-def _extractor(work: Work, rule: Constraint) -> Extractor | None:
-    """Inception with the rule's kind of picture, if it is needed."""
-    settings = work.settings.evaluate
-    if not (settings.kid_subsets or settings.n_fid):
-        return None
-    return Extractor(picture_for(rule), cache=work.folder / "features", device=device())
-
-
-def _rows(
-    work: Work,
-    store: Store,
-    rule: Constraint,
-    before: MirrorMap,
-    after: MirrorMap,
-    ours: SampleFile,
-    baseline: SampleFile,
-) -> Iterator[tuple[str, Images]]:
-    """Every row's images, one row at a time in memory."""
-    yield "data", _others(work, store)
-    yield "mdm", map_images(before.to_data, ours.mirror_images, device(), "f")
-    yield "finetuned", ours.images
-    yield "dm", baseline.images
-    if rule.has_project:
-        yield "projected", map_images(rule.project, baseline.images, device(), "project")
-    yield "repaired", map_images(nn.Sequential(after.g, after.f), baseline.images, device(), "f∘g")
-
-
-def _others(work: Work, store: Store) -> Images:
-    """Real images that are not the reference, as many as there are samples."""
-    split = "train" if work.settings.evaluate.reference == "test" else "test"
-    return View(store[split], np.arange(min(work.settings.evaluate.drawn, store.sizes[split])))
-
-
-def _samples(work: Work, name: str, source: Mirrored, rule: Constraint) -> SampleFile:
-    """The samples of one model, made if they are not there yet."""
+def _samples(work: Work, name: str, source: Mirrored, n: int, rule: Constraint | None = None) -> SampleFile:
+    """The file of that name with samples of one model, made if they are not there yet."""
     settings = work.settings.evaluate
     write_samples(
         work.folder / name,
         source,
-        settings.drawn,
+        n,
         seed=settings.seed,
         description=describe_samples(source, settings.sampler),
         constraint=rule,
@@ -142,6 +130,29 @@ def _samples(work: Work, name: str, source: Mirrored, rule: Constraint) -> Sampl
         progress=work.progress,
     )
     return SampleFile(work.folder / name)
+
+
+def _scores(
+    work: Work, rows: Iterator[tuple[str, Images]], reference: Images, rule: Constraint
+) -> dict[str, dict[str, Any]]:
+    """Everything that is asked of every row; FID alone may take more images than the rest."""
+    settings = work.settings.evaluate
+    how: dict[str, Any] = {"size": settings.subset, "seed": settings.seed}
+    extractor = None
+    if settings.kid_subsets or settings.n_fid:
+        extractor = Extractor(picture_for(rule), cache=work.folder / "features", device=device())
+    scores = {}
+    for name, lazy in rows:
+        images = held(lazy)
+        first = View(images, np.arange(min(settings.n, images.shape[0])))
+        row = asdict(compare(first, reference, rule, subsets=settings.mmd_subsets, device=device(), **how))
+        if settings.kid_subsets:
+            row["kid"] = kid(reference, first, extractor, subsets=settings.kid_subsets, **how)
+        if settings.n_fid and images.shape[0] >= settings.n_fid:  # of fewer images FID is larger: nothing to compare
+            among = np.arange(settings.n_fid)
+            row["fid"] = fid(View(reference, among), View(images, among), extractor)
+        scores[name] = row
+    return scores
 
 
 def _costs(work: Work) -> dict[str, Any]:
@@ -156,22 +167,104 @@ def _costs(work: Work) -> dict[str, Any]:
     }
 
 
-def _in_words(costs: dict[str, Any]) -> str:
-    """What both sides cost, stage by stage."""
+def _describe_costs(costs: Mapping[str, Any]) -> str:
     parts = ", ".join(f"{name} {costs['compute_seconds'][name]:.1f}" for name in EQUAL_COMPUTE)
     ours, baseline = costs["compute_seconds_ours"], costs["compute_seconds_baseline"]
     return f"ours {ours:.1f} s ({parts}) and baseline {baseline:.1f} s"
 
 
-def _headline(rows: dict[str, dict[str, Any]], found: Mapping[str, Sequence[Milestone]]) -> dict[str, float]:
-    ours, baseline = rows["finetuned"], rows["dm"]
-    half = half_way(found.get("dm", []))
+# Milestones
+
+
+def _milestones(
+    work: Work, trained: RunParts, rule: Constraint, ours: SampleFile, baseline: SampleFile
+) -> dict[str, list[Milestone]]:
+    """ℓ at every milestone, by the name of the stage that trained; nothing where no samples are asked for.
+
+    One sample is followed through the training, since all have the evaluation's seed and sampler.
+    """
+    n = min(work.settings.evaluate.milestone_samples, work.settings.evaluate.drawn)
+    if not n:
+        return {}
+
+    def milestone(mirror: MirrorMap | IdentityMap, y: Images, facts: Mapping[str, Any], offset: float) -> Milestone:
+        x = map_images(mirror.to_data, y, device(), "f")
+        distance = distance_summary(rule, x, device=device())
+        seconds = offset + facts["compute_seconds"]
+        return Milestone(facts["step"], seconds, distance.mean, distance.std, distance.n)
+
+    def of_model(stage: str, mirror: MirrorMap | IdentityMap, last: Images, offset: float) -> Iterator[Milestone]:
+        """A model at its milestones; the mirror images `last` of the trained model are there already."""
+        model = trained.model(stage)
+        for path in _snapshots(work.needs[stage]):
+            facts = _load(model, path)
+            step = facts["step"]
+            if step == facts["total"]:
+                yield milestone(mirror, last, facts, offset)
+                continue
+            try:
+                name = f"{MILESTONES}/{stage}-{step}.h5"
+                with _samples(work, name, Mirrored(model, mirror), n) as samples:
+                    yield milestone(mirror, samples.mirror_images, facts, offset)
+            except (DataError, ConstraintError) as error:  # of a model that has learned little yet
+                warnings.warn(f"the milestone of {stage} at step {step} is left out: {error}", stacklevel=2)
+
+    def of_finetuning(y: Images, offset: float) -> Iterator[Milestone]:
+        mirror = trained.mirror("map")
+        for path in _snapshots(work.needs["finetune"]):
+            load_weights(mirror, path)
+            yield milestone(mirror, y, read(path).facts, offset)
+
+    spent = {name: read_record(work.needs[name]).compute_seconds for name in ("map", "mdm", "samples")}
+    first = np.arange(n)
+    y = View(ours.mirror_images, first)
     return {
-        "distance_ours": ours["distance"]["mean"],
-        "distance_baseline": baseline["distance"]["mean"],
-        **({} if half is None else {"distance_baseline_half_way": half.mean}),
-        "mmd_ours": ours["mmd"][0],
-        "mmd_baseline": baseline["mmd"][0],
-        "mmd_data": rows["data"]["mmd"][0],
-        "total_variation_ours": ours["total_variation"],
+        "mdm": list(of_model("mdm", trained.mirror("map"), y, spent["map"])),
+        "finetune": list(of_finetuning(y, sum(spent.values()))),
+        "dm": list(of_model("dm", IdentityMap(), View(baseline.images, first), 0.0)),
     }
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    return sorted((folder / TRAINING / MILESTONES).glob(PATTERN))
+
+
+def _load(model: nn.Module, path: Path) -> Mapping[str, Any]:
+    """Give a trained model the weights of a milestone, and return what is known of it."""
+    snapshot = read(path)
+    state = {name.removeprefix("model."): tensor for name, tensor in snapshot.tensors.items()}
+    if unknown := model.load_state_dict(state, strict=False).unexpected_keys:  # what was frozen is not in the file
+        raise CheckpointError(f"{path} is not of this model: {', '.join(unknown[:3])}.")
+    return snapshot.facts
+
+
+# The verdict
+
+
+def judge_rows(
+    rows: Mapping[str, Mapping[str, Any]], map_figures: Mapping[str, Any] | None = None
+) -> dict[str, Verdict]:
+    """The verdict on every row that the baseline is compared with; that on the row `finetuned` is the run's."""
+    figures = {name: Figures.from_row(row) for name, row in rows.items()}
+    data, baseline, repaired = figures.pop("data"), figures.pop("dm"), figures.get("repaired")
+    return {
+        name: judge(row, baseline, data, map_figures=map_figures, repaired=repaired) for name, row in figures.items()
+    }
+
+
+def run_verdict(run: Path, stage: str | None = "finetune") -> Verdict | None:
+    """The verdict on a run: on its evaluation where that is complete, else on its map; None where neither is.
+
+    Runs of version 0.1 kept none, and are judged by the figures that they kept.
+
+    Args:
+        run: The run's folder.
+        stage: The stage whose f the samples go through; `map` for those that are not finetuned.
+    """
+    learned = read_record(run / "map").results if is_complete(run, "map") else None
+    if is_complete(run, "evaluate"):
+        metrics = json.loads((run / "evaluate" / METRICS).read_text())
+        if "verdict" in metrics and stage == "finetune":
+            return Verdict.from_json(metrics["verdict"])
+        return judge_rows(metrics["rows"], learned)["finetuned" if stage == "finetune" else "mdm"]
+    return None if learned is None else judge_map(learned)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from namm.datasets import open_store
 from namm.experiments.engine.folder import read_record
-from namm.experiments.engine.run_parts import Trained, untrained
+from namm.experiments.engine.run_parts import RunParts, untrained
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.map import TRAINING
@@ -26,7 +26,7 @@ from namm.training.train_model import MODEL, train_model
 
 def make_mdm(work: Work) -> Outcome:
     """Train the diffusion model on g(x), or go on."""
-    return _train(work, "mdm", Trained.of(work).mirror("map"), work.settings.mdm.train)
+    return _train(work, "mdm", RunParts.of(work).mirror("map"), work.settings.mdm.train)
 
 
 def make_dm(work: Work) -> Outcome:
@@ -40,7 +40,7 @@ def make_dm(work: Work) -> Outcome:
 
 def make_mvae(work: Work) -> Outcome:
     """Train the autoencoder on g(x), or go on."""
-    return _train(work, "mvae", Trained.of(work).mirror("map"), work.settings.vae.train)
+    return _train(work, "mvae", RunParts.of(work).mirror("map"), work.settings.vae.train)
 
 
 def make_vae(work: Work) -> Outcome:

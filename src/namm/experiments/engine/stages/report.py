@@ -8,7 +8,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,28 +19,18 @@ from namm._version import __version__
 from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.errors import NammError, RunFolderError
-from namm.evaluation.milestone import Milestone
-from namm.experiments.engine.experiment import UNREPORTED, Reported, Scores
-from namm.experiments.engine.folder import SETTINGS, is_done, now, read_record
-from namm.experiments.engine.judgement import METRICS, judge_rows, run_verdict
-from namm.experiments.engine.rule_facts import (
-    FIRST,
-    WORST,
-    Facts,
-    facts_of,
-    report_rule,
-    residual_pictures,
-    samples_shown,
-)
+from namm.evaluation.scores import Milestone
+from namm.experiments.engine.experiment import UNREPORTED, Data, Reported
+from namm.experiments.engine.folder import SETTINGS, is_done, now, read_record, stage_states
+from namm.experiments.engine.rule_facts import FIRST, WORST, facts_of, report_facts, samples_shown
 from namm.experiments.engine.run import run as run_stages
 from namm.experiments.engine.settings_file import plain, read_yaml
 from namm.experiments.engine.stages import MAIN_LINE, Outcome, Work, stage_keys, stages_until
 from namm.experiments.engine.stages.data import images_file
-from namm.experiments.engine.stages.evaluate import BASELINE, OURS
+from namm.experiments.engine.stages.evaluate import BASELINE, METRICS, OURS, judge_rows, run_verdict
 from namm.experiments.engine.stages.map import TRAINING
 from namm.experiments.engine.stages.model import EQUAL_COMPUTE
 from namm.experiments.engine.stages.samples import TRAIN
-from namm.experiments.engine.status import stage_states
 from namm.experiments.presets import Preset, preset
 from namm.files import write_atomically
 from namm.generative.sample_file import SampleFile
@@ -56,6 +46,8 @@ PARTIAL = "partial-report.html"
 GRID = 9
 ENDS = {"mdm": "mdm", "finetune": "finetuned", "dm": "dm"}
 """The row that each training with milestones leads to."""
+ORDER = ("data", "finetuned", "mdm", "dm", "projected", "repaired")
+"""Rows as they follow each other on the page."""
 UNREADABLE = (NammError, OSError, ValueError, LookupError, TypeError, RuntimeError)
 RESIDUAL = "the rule's residual"
 """A problem that leaves out pictures and nothing else."""
@@ -81,14 +73,12 @@ def write_report(run: Path) -> Path:
     chosen = read_yaml(run / SETTINGS)
     keys = stage_keys(chosen.settings)
     *before, last = stages_until(MAIN_LINE, chosen.settings)
-    if not all(is_done(run / stage.name, keys[stage.name]) for stage in before):
-        path = run / PARTIAL
-    elif not is_done(run / last.name, keys[last.name]):
-        run_stages(chosen, run, tell=lambda line: None, force=True)
-        return run / last.name / FILE
+    is_whole = all(is_done(run / stage.name, keys[stage.name]) for stage in before)
+    path = run / last.name / FILE if is_whole else run / PARTIAL
+    if is_whole and not is_done(run / last.name, keys[last.name]):
+        run_stages(chosen, run, log=lambda line: None, force=True)
     else:
-        path = run / last.name / FILE
-    write_atomically(path, render_page(collect(run)))  # needs no lock: a run may be looked at while it goes on
+        write_atomically(path, render_page(collect(run)))  # needs no lock: a run may be looked at while it goes on
     return path
 
 
@@ -101,30 +91,31 @@ def collect(run: Path) -> Contents:
         try:
             return read()
         except UNREADABLE as error:
-            if (said := f"{what}: {type(error).__name__}: {error}") not in problems:
-                problems.append(said)
+            if (problem := f"{what}: {type(error).__name__}: {error}") not in problems:
+                problems.append(problem)
             return otherwise
-
-    def residual(name: str, images: Tensor) -> Array | None:
-        return attempt(RESIDUAL, lambda: _residual(name, images, rule), None)
 
     stages = _stages(run, chosen)
     done = {stage.name: run / stage.name for stage in stages if stage.state == "complete"}
-    about = chosen.settings.data.rule
-    place = RESIDUAL if about.named_code else "the rule"
-    rule = attempt(place, lambda: report_rule(chosen.settings.data, run.joinpath, done.get("evaluate")), None)
-    facts = facts_of(rule) if isinstance(rule, Constraint) else rule
-    view = View() if facts is None else facts.view
+    data = chosen.settings.data
+    what = RESIDUAL if data.rule.named_code else "the rule"
+    facts = attempt(what, lambda: report_facts(data, run.joinpath, done.get("evaluate")), None)
     if facts is not None and facts.problem:
         problems.append(f"{RESIDUAL}: {facts.problem}")
-    metrics: dict[str, Any] = attempt("evaluate", lambda: _metrics(done), {})
-    none: Methods = ((), ())
-    first, worst = attempt("samples", lambda: _methods(done, residual), none)
+
+    def pictures(key: str, images: Tensor) -> Array | None:
+        return None if facts is None else attempt(RESIDUAL, lambda: facts.residual_pictures(key, images), None)
+
+    metrics: dict[str, Any] = {}
+    methods: Methods = ((), ())
+    if "evaluate" in done:
+        metrics = attempt("evaluate", lambda: json.loads((done["evaluate"] / METRICS).read_text()), metrics)
+        methods = attempt("samples", lambda: _methods(done["evaluate"], pictures), methods)
     return Contents(
         name=run.resolve().name,
         experiment=chosen.experiment,
         preset=chosen.name,
-        rule=_rule_in_words(chosen),
+        rule=_rule_in_words(data),
         changed=_changed(chosen),
         settings=(run / SETTINGS).read_text(),
         stages=stages,
@@ -134,11 +125,11 @@ def collect(run: Path) -> Contents:
         baseline=_costs(done, ("dm",)),
         step_seconds=_step_seconds(done, chosen),
         milestones=attempt("evaluate", lambda: _milestones(metrics), {}),
-        methods=first,
-        worst=worst,
+        methods=methods[0],
+        worst=methods[1],
         grids=attempt("images", lambda: _grids(done), {}),
         trainings=attempt("trainings", lambda: _trainings(run, stages), {}),
-        view=view,
+        view=View() if facts is None else facts.view,
         made=_made(),
         problems=problems,
     )
@@ -154,104 +145,86 @@ def view_of(rule: Constraint) -> View:
 
 def _stages(run: Path, chosen: Preset) -> list[StageLine]:
     """The stages of the main line, and others that are complete."""
-    wanted = [stage.name for stage in stages_until(MAIN_LINE, chosen.settings)]
+    main_line = [stage.name for stage in stages_until(MAIN_LINE, chosen.settings)]
     lines = []
     for row in stage_states(run):
-        if row.state == "aside" or (row.folder not in wanted and row.state != "complete"):
+        if row.state == "aside" or (row.folder not in main_line and row.state != "complete"):
             continue
-        record = None if row.state == "not there yet" else read_record(run / row.folder)
-        finished, version = ("", "") if record is None else (_date(record.finished), record.version)
-        lines.append(StageLine(row.folder, row.state, row.seconds, row.results, finished, version))
+        line = StageLine(row.folder, row.state, row.seconds, row.results)
+        if row.state != "not there yet":
+            record = read_record(run / row.folder)
+            line = replace(line, finished=_date(record.finished), version=record.version)
+        lines.append(line)
     return lines
 
 
-def _metrics(done: Mapping[str, Path]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((done["evaluate"] / METRICS).read_text()) if "evaluate" in done else {}
-    return found
-
-
 def _rows(metrics: Mapping[str, Any], reported: Reported) -> list[Row]:
+    if not metrics:
+        return []
+    verdicts = judge_rows(metrics["rows"])
     papers = {"mdm": reported.without_finetuning, "finetuned": reported.with_finetuning, "dm": reported.baseline}
-    verdicts = {name: verdict.outcome for name, verdict in judge_rows(metrics["rows"]).items()} if metrics else {}
-    return [
-        replace(_row(name, values, reported, papers.get(name)), verdict=verdicts.get(name))
-        for name, values in sorted(metrics.get("rows", {}).items(), key=lambda row: _order(row[0]))
-    ]
+    if reported is UNREPORTED:
+        papers = {}
+    rows = []
+    for name in (name for name in ORDER if name in metrics["rows"]):
+        values = metrics["rows"][name]
+        distance, kid = values["distance"], values.get("kid")
+        row = Row(
+            name=name,
+            n=distance["n"],
+            distance=distance["mean"],
+            distance_std=distance["std"],
+            distance_max=distance["max"],
+            cd=reported.cd(distance["mean"]),
+            mmd=(values["mmd"][0], values["mmd"][1]),
+            total_variation=values["total_variation"],
+            spread=values["spread"],
+            kid=None if kid is None else (kid[0], kid[1]),
+            fid=values.get("fid"),
+            paper=Paper(**asdict(papers[name])) if name in papers else None,
+            verdict=verdicts[name].outcome if name in verdicts else None,
+        )
+        rows.append(row)
+    return rows
 
 
 def _milestones(metrics: Mapping[str, Any]) -> dict[str, list[Milestone]]:
-    found = metrics.get("milestones", {})
-    return {row: [Milestone(**each) for each in found[stage]] for stage, row in ENDS.items() if found.get(stage)}
+    stages = metrics.get("milestones", {})
+    return {row: [Milestone(**each) for each in stages[stage]] for stage, row in ENDS.items() if stages.get(stage)}
 
 
-def _order(name: str) -> tuple[int, str]:
-    known = ("data", "finetuned", "mdm", "dm", "projected", "repaired")
-    return (known.index(name) if name in known else len(known), name)
-
-
-def _row(name: str, values: Mapping[str, Any], reported: Reported, paper: Scores | None) -> Row:
-    distance, kid = values["distance"], values.get("kid")
-    return Row(
-        name=name,
-        n=distance["n"],
-        distance=distance["mean"],
-        distance_std=distance["std"],
-        distance_max=distance["max"],
-        cd=reported.cd(distance["mean"]),
-        mmd=(values["mmd"][0], values["mmd"][1]),
-        total_variation=values["total_variation"],
-        spread=values["spread"],
-        kid=None if kid is None else (kid[0], kid[1]),
-        fid=values.get("fid"),
-        paper=None if paper is None or reported is UNREPORTED else Paper(paper.cd, paper.mmd, paper.kid, paper.fid),
-    )
-
-
-def _methods(done: Mapping[str, Path], residual: Callable[[str, Tensor], Array | None]) -> Methods:
+def _methods(evaluated: Path, pictures: Callable[[str, Tensor], Array | None]) -> Methods:
     """The first and the worst samples of either method."""
-    if "evaluate" not in done:
-        return (), ()
     methods: dict[str, list[Method]] = {FIRST: [], WORST: []}
     for name, file in (("ours", OURS), ("baseline", BASELINE)):
-        with SampleFile(done["evaluate"] / file) as samples:
+        with SampleFile(evaluated / file) as samples:
             distances = samples.distances
             for which, rows in samples_shown(samples):
                 images = samples.images[rows]
-                pictures = residual(f"{name}_{which}", images)
-                methods[which].append(Method(name, images.numpy(), distances[rows], distances, pictures))
+                residuals = pictures(f"{name}_{which}", images)
+                methods[which].append(Method(name, images.numpy(), distances[rows], distances, residuals))
     return tuple(methods[FIRST]), tuple(methods[WORST])
-
-
-def _residual(name: str, images: Tensor, rule: Facts | Constraint | None) -> Array | None:
-    """Where the images break the rule, for a rule that tells it as pictures: computed, or as it was kept."""
-    if isinstance(rule, Constraint):
-        return residual_pictures(rule, images)
-    kept = None if rule is None else rule.residuals.get(name)
-    return kept if kept is not None and kept.ndim == 4 and len(kept) == len(images) else None
 
 
 def _grids(done: Mapping[str, Path]) -> dict[str, Array]:
     """The first images of every set that there is."""
-    found: dict[str, Array] = {}
+    grids: dict[str, Array] = {}
     if "data" in done:
         with open_store(images_file(done["data"])) as store:
             split = "test" if store.sizes["test"] else "train"
-            found["data"] = store[split][:GRID].numpy()
+            grids["data"] = store[split][:GRID].numpy()
     files = {"ours, not finetuned": ("samples", TRAIN), "ours": ("evaluate", OURS), "baseline": ("evaluate", BASELINE)}
     for name, (stage, file) in files.items():
         if stage in done:
             with SampleFile(done[stage] / file) as samples:
-                found[name] = samples.images[:GRID].numpy()
-    return found
+                grids[name] = samples.images[:GRID].numpy()
+    return grids
 
 
 def _trainings(run: Path, stages: Sequence[StageLine]) -> dict[str, list[dict[str, float]]]:
     """The logs of all trainings that were begun with these settings."""
-    paths = {
-        line.name: run / line.name / TRAINING / "metrics.jsonl"
-        for line in stages
-        if line.state in ("complete", "partial")
-    }
+    begun = [line.name for line in stages if line.state in ("complete", "partial")]
+    paths = {name: run / name / TRAINING / "metrics.jsonl" for name in begun}
     logs = {name: read_metrics(path) for name, path in paths.items() if path.exists()}
     return {name: lines for name, lines in logs.items() if lines}
 
@@ -282,19 +255,15 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _rule_in_words(chosen: Preset) -> str:
+def _rule_in_words(data: Data) -> str:
     """What the images are and what they obey."""
-    data, rule = chosen.settings.data, chosen.settings.data.rule
-    numbers = ", ".join(f"{name} {value}" for name, value in plain(rule).items() if value != "")
-    return f"The images: {_said(data)} The rule: {_said(rule)} Its numbers: {numbers}."
+    images, rule = ((type(part).__doc__ or "").strip() for part in (data, data.rule))
+    numbers = ", ".join(f"{name} {value}" for name, value in plain(data.rule).items() if value != "")
+    return f"The images: {images} The rule: {rule} Its numbers: {numbers}."
 
 
 def _date(stamp: str | None) -> str:
     return (stamp or "").replace("T", " ").removesuffix("+00:00")
-
-
-def _said(part: object) -> str:
-    return (type(part).__doc__ or "").strip()
 
 
 def _made() -> dict[str, str]:

@@ -1,21 +1,19 @@
 """The stages `samples` and `finetune`: what the model really produces, and f trained on it (paper Sec. 3.3, Eq. 7)."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
 from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, in_chunks, map_images
 from namm.evaluation import distance_summary, total_variation
 from namm.experiments.engine import build
-from namm.experiments.engine.run_parts import Trained, describe_samples, device
-from namm.experiments.engine.settings import Settings
+from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.run_parts import RunParts, describe_samples, device
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
-from namm.experiments.engine.stages.map import CHUNK, TRAINING
+from namm.experiments.engine.stages.map import CHUNK, TRAINING, Numbers
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import MirrorMap
-from namm.training.objectives import UniformNoise
 from namm.training.train_map import finetune_map
 from namm.training.trainer import TrainResult
 
@@ -25,45 +23,54 @@ TRAIN, HELD_OUT = "train.h5", "held_out.h5"
 
 def make_samples(work: Work) -> Outcome:
     """Draw mirror images from the model, or go on drawing them."""
-    settings, trained = work.settings.samples, Trained.of(work)
-    source, rule = trained.source("mdm", trained.mirror("map")), trained.rule()
-    wanted = {TRAIN: (0, settings.n), HELD_OUT: (settings.n, settings.n_val)}
-    files = [(name, first, n) for name, (first, n) in wanted.items() if n]
-    for name, first, n in files:
+    settings, parts = work.settings.samples, RunParts.of(work)
+    source, rule = parts.source("mdm", parts.mirror("map")), parts.rule()
+    sizes = {TRAIN: settings.n, HELD_OUT: settings.n_val}
+    files = tuple(name for name, n in sizes.items() if n)
+    seconds, distance = 0.0, 0.0
+    for name in files:
         write_samples(
             work.folder / name,
             source,
-            n,
+            sizes[name],
             seed=settings.seed,
-            first=first,
+            first=0 if name == TRAIN else settings.n,
             description=describe_samples(source, settings.sampler),
             constraint=rule,
             precision=work.settings.mdm.train.precision,
             **build.sampling(settings.sampler),
             progress=work.progress,
         )
-    seconds, total = 0.0, 0.0
-    for name, _, _ in files:
         with SampleFile(work.folder / name) as file:
             seconds += file.compute_seconds
-            total += float(file.distances.sum())
-    count = sum(n for _, _, n in files)
-    return Outcome({"samples": count, "distance_mean": total / count}, tuple(name for name, _, _ in files), seconds)
+            distance += float(file.distances.sum())
+    count = sum(sizes.values())
+    return Outcome({"samples": count, "distance_mean": distance / count}, files, seconds)
 
 
 def make_finetune(work: Work) -> Outcome:
     """Train f on the samples, or go on, and measure on held-out ones what that changed."""
-    maps = Trained.of(work)
-    rule, mirror = maps.rule(), maps.mirror("map")
+    settings, parts = work.settings.finetune, RunParts.of(work)
+    rule, mirror = parts.rule(), parts.mirror("map")
+    numbers = Numbers.from_results(read_record(work.needs["map"]).results, work.settings.map)
     held_out = work.needs["samples"] / HELD_OUT
     with ExitStack() as stack:
         store = stack.enter_context(open_store(images_file(work.needs["data"])))
         samples = stack.enter_context(SampleFile(work.needs["samples"] / TRAIN)).mirror_images
         others = stack.enter_context(SampleFile(held_out)).mirror_images if held_out.exists() else None
         before = _measure(mirror, rule, others)
-        validation = (store["val"], samples if others is None else others)  # without any, f could not be watched
-        data, folder = (store["train"], samples), work.folder / TRAINING
-        trained = finetune(work.settings, rule, mirror, data, folder, validation, progress=work.progress)
+        trained = finetune_map(
+            mirror,
+            store["train"],
+            samples,
+            rule,
+            noise=numbers.finetuning_noise(work.settings),
+            weights=build.weights(settings.weights, numbers.unit),
+            settings=settings.train,
+            validation=(store["val"], samples if others is None else others),  # without any, f could not be watched
+            folder=work.folder / TRAINING,
+            progress=work.progress,
+        )
         after = _measure(mirror, rule, others)
     was = {f"{name}_before": value for name, value in before.items()}
     results = {"steps": trained.steps, "images": trained.images, **was, **after, "kept": _kept(trained)}
@@ -76,34 +83,6 @@ def _kept(trained: TrainResult) -> str:
         how = "the map's f stands" if not trained.kept_step else f"f of step {trained.kept_step} stands"
         return f"collapsed at step {trained.steps}: {how}"
     return f"f of step {trained.kept_step}" if trained.kept_step else "the map's f: finetuning did not improve it"
-
-
-def finetune(
-    settings: Settings,
-    rule: Constraint,
-    mirror: MirrorMap,
-    data: tuple[Images, Images],
-    folder: Path,
-    validation: tuple[Images, Images] | None = None,
-    *,
-    progress: bool = True,
-) -> TrainResult:
-    """Train f further for `rule` as `settings` describe, on images and samples, both also in `validation`.
-
-    Returns what that took.
-    """
-    own = settings.finetune
-    return finetune_map(
-        mirror,
-        *data,
-        rule,
-        noise=UniformNoise(own.sigma_max),
-        weights=build.weights(own.weights),
-        settings=own.train,
-        validation=validation,
-        folder=folder,
-        progress=progress,
-    )
 
 
 def _measure(mirror: MirrorMap, rule: Constraint, samples: Images | None) -> dict[str, float]:

@@ -1,5 +1,1 @@
-"""NCSN++, the score network of the paper."""
-
-from namm.generative.networks.ncsnpp.network import NCSNpp
-
-__all__ = ["NCSNpp"]
+"""NCSN++, the score network of the paper: `network.NCSNpp`."""

@@ -11,7 +11,7 @@ run at the speed of memory, unlike depthwise convolutions. φ is exact in bfloat
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -25,23 +25,22 @@ from namm.numerics import at_least_float32, full_precision, in_two
 SQRT_HALF = 0.5**0.5
 
 
-class Halve(nn.Module):
-    """(B, C, H, W) -> (B, C, H/2, W/2): filter with one pixel of zeros around the image and keep every other value."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """y[o] = Σᵢ φ[i − 2o + 1] x[i] along each axis."""
-        return resample(x, *(fir(n // 2, n, 2, 1, like=x) for n in x.shape[-2:]))
+def keep(x: Tensor) -> Tensor:
+    """(B, C, H, W) as it is."""
+    return x
 
 
-class Double(nn.Module):
-    """(B, C, H, W) -> (B, C, 2H, 2W): put a zero after each pixel along each axis and filter with 4 φ.
+def halve(x: Tensor) -> Tensor:
+    """(B, C, H, W) -> (B, C, H/2, W/2): y[o] = Σᵢ φ[i − 2o + 1] x[i] along each axis."""
+    return resample(x, *(fir(n // 2, n, 2, 1, like=x) for n in x.shape[-2:]))
+
+
+def double(x: Tensor) -> Tensor:
+    """(B, C, H, W) -> (B, C, 2H, 2W): y[o] = Σᵢ 2 φ[o − 2i + 1] x[i] along each axis.
 
     The transpose of halving, times 4; a constant stays the same constant, except at the boundary.
     """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """y[o] = Σᵢ 2 φ[o − 2i + 1] x[i] along each axis."""
-        return resample(x, *(2 * fir(n, 2 * n, 2, 1, like=x).T for n in x.shape[-2:]))
+    return resample(x, *(2 * fir(n, 2 * n, 2, 1, like=x).T for n in x.shape[-2:]))
 
 
 class PyramidStep(nn.Module):
@@ -58,7 +57,7 @@ class PyramidStep(nn.Module):
 
 def fir(rows: int, columns: int, stride: int, before: int, *, like: Tensor) -> Tensor:
     """The filter [1, 3, 3, 1]/8 as a matrix: row o holds it from column stride · o − before on, cut off at the ends."""
-    make = _kept_fir if uses_kernels() else _fir  # a compiler sees by itself that it is always the same
+    make = _cached_fir if uses_kernels() else _fir  # a compiler sees by itself that it is always the same
     return make(rows, columns, stride, before, like.device, like.dtype)
 
 
@@ -69,7 +68,7 @@ def _fir(rows: int, columns: int, stride: int, before: int, device: torch.device
 
 
 @cache
-def _kept_fir(*how: Any) -> Tensor:
+def _cached_fir(*how: Any) -> Tensor:
     with torch.inference_mode(False):  # what is made in that mode could never take part in a gradient
         return _fir(*how)
 
@@ -93,21 +92,21 @@ class ResidualBlock(nn.Module):
         outputs: Channels of the result.
         time: Length of the embedded time τ.
         dropout: Probability, before the second convolution.
-        resample: `Halve`, `Double`, or `nn.Identity` to keep the resolution.
+        resample: `keep`, `halve` or `double`, for the resolution.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, time: int, dropout: float, resample: type[nn.Module] = nn.Identity
+        self, inputs: int, outputs: int, time: int, dropout: float, resample: Callable[[Tensor], Tensor] = keep
     ) -> None:
         super().__init__()
         self.norm0 = group_norm(inputs)
-        self.resample = resample()
+        self.resample = resample
         self.conv0 = nn.Conv2d(inputs, outputs, 3, padding=1)
         self.bias = nn.Linear(time, outputs)
         self.norm1 = group_norm(outputs)
         self.dropout = nn.Dropout(dropout)
         self.conv1 = nn.Conv2d(outputs, outputs, 3, padding=1)
-        unchanged = inputs == outputs and resample is nn.Identity
+        unchanged = inputs == outputs and resample is keep
         self.shortcut = nn.Identity() if unchanged else nn.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, added: Tensor) -> Tensor:
@@ -121,8 +120,7 @@ class ResidualBlock(nn.Module):
 
     def _by_kernels(self, x: Tensor, added: Tensor) -> Tensor:
         """The same; biases of convolutions are where the kernels take them."""
-        from namm.generative.networks.ncsnpp.norm_kernels import activated, normalised
-        from namm.generative.networks.ncsnpp.row_kernels import joined
+        from namm.generative.networks.ncsnpp.kernels import activated, joined, normalised
 
         h, x = activated(x, *self.norm0.kernel_arguments())
         h = F.conv2d(self.resample(h), self.conv0.weight, padding=1)
@@ -152,13 +150,13 @@ def _bias(conv: nn.Conv2d) -> Tensor:
     return conv.bias
 
 
-def beside(x: Tensor, h: Tensor) -> Tensor:
+def concatenated(x: Tensor, h: Tensor) -> Tensor:
     """x and h, one after the other along the channels."""
-    if uses_kernels():
-        from namm.generative.networks.ncsnpp.row_kernels import beside as by_kernel
+    if not uses_kernels():
+        return torch.cat([x, h], dim=1)
+    from namm.generative.networks.ncsnpp import kernels
 
-        return by_kernel(x, h)
-    return torch.cat([x, h], dim=1)
+    return kernels.concatenated(x, h)
 
 
 class SelfAttention(nn.Module):
@@ -213,7 +211,7 @@ class GroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> the same shape, computed in float32 or better."""
         if uses_kernels():
-            from namm.generative.networks.ncsnpp.norm_kernels import normalised
+            from namm.generative.networks.ncsnpp.kernels import normalised
 
             return normalised(x, None, *self.kernel_arguments(), silu=False)
         if x.stride(1) != 1 or x.shape[1] == 1:
@@ -241,10 +239,7 @@ def group_norm(channels: int) -> GroupNorm:
 def embed_time(time: Tensor, width: int, *, reference: bool = False) -> Tensor:
     """[sin(ω_j s), cos(ω_j s)], ω_j = 10000^(−j/(n−1)), j = 0 … n−1, n = width/2; s: (B,) -> (B, width).
 
-    Args:
-        time: s, in the precision that the result shall have.
-        width: Even number of features, 4 or more.
-        reference: Round ω to float32 as the published network does, also where `time` is float64.
+    In the precision of s; `reference` rounds ω to float32 as the published network does, also where s is float64.
     """
     half = width // 2
     dtype = torch.float32 if reference else time.dtype

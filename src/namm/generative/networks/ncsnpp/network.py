@@ -11,11 +11,16 @@ two arguments can stand in its place. What comes out is what the diffusion train
 that the score is −network(y_t, t)/std(t). Before training it is zero. The published network replaces x by 2x − 1 first,
 even in mirror space; ours does so only when asked.
 
+On the way down every state is kept, the first of them being the head's; on the way up the block that is fed with a
+state takes the one that was kept last. A step to half the resolution keeps the pyramid's state instead of h. What
+the time adds in every residual block is handed on in the order in which they run.
+
 Made for channels-last memory and bfloat16 autocast. The time's embedding and the last convolution stay in float32 or
 better whatever autocast says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,18 +30,23 @@ from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
 from namm.generative.networks.ncsnpp.layers import (
+    SQRT_HALF,
     PictureConv2d,
     PreciseConv2d,
+    PyramidStep,
     ResidualBlock,
     SelfAttention,
+    concatenated,
+    double,
     embed_time,
     group_norm,
+    halve,
     time_biases,
 )
-from namm.generative.networks.ncsnpp.levels import Middle, down_path, up_path
 from namm.numerics import full_precision
 
 TIME_SCALE = 999
+Block = Callable[..., ResidualBlock]
 
 
 class NCSNpp(ModelMixin, ConfigMixin):
@@ -73,22 +83,32 @@ class NCSNpp(ModelMixin, ConfigMixin):
         reference_frequencies: bool = False,
     ) -> None:
         super().__init__()
-        _validate(channels, height, filters, multipliers, blocks, dropout, unshuffle)
+        _check(channels, height, filters, multipliers, blocks, dropout, unshuffle)
         self.channels, self.height, self.unshuffle = channels, height, unshuffle
         self.any_height = not attention
         self.factor = unshuffle * 2 ** (len(multipliers) - 1)
         self.filters, self.rescale_input, self.reference_frequencies = filters, rescale_input, reference_frequencies
-        self._check_height()
-
         time = 4 * filters
         pixels = channels * unshuffle**2
         widths = [filters * multiplier for multiplier in multipliers]
         attends = [height // unshuffle / 2**level in attention for level in range(len(widths))]
         self.time = nn.Sequential(nn.Linear(filters, time), nn.SiLU(), nn.Linear(time, time))
         self.head = PictureConv2d(pixels, filters, 3, padding=1)
-        self.down, kept = down_path(pixels, filters, widths, blocks, attends, time, dropout)
-        self.middle = Middle(widths[-1], time, dropout)
-        self.up = up_path(kept, widths, blocks, attends, time, dropout)
+        block = partial(ResidualBlock, time=time, dropout=dropout)
+        kept, pyramid = [filters], pixels  # channels of every state that the way up will see, and of the pyramid
+        self.down = nn.ModuleList()
+        for level, width in enumerate(widths):
+            last = level == len(widths) - 1
+            joining = None if last else pyramid
+            self.down.append(DownLevel(block, kept[-1], width, blocks, attends[level], joining))
+            kept += [width] * (blocks if last else blocks + 1)
+            pyramid = width
+        self.middle = Middle(block, widths[-1])
+        self.up, inputs = nn.ModuleList(), widths[-1]
+        for level in reversed(range(len(widths))):
+            skips = [kept.pop() for _ in range(blocks + 1)]
+            self.up.append(UpLevel(block, inputs, skips, widths[level], attends[level], grow=level > 0))
+            inputs = widths[level]
         self.norm = group_norm(widths[0])
         self.tail = PreciseConv2d(widths[0], pixels, 3, padding=1)
         self._blocks = tuple(m for m in self.modules() if isinstance(m, ResidualBlock))  # in the order they run in
@@ -156,24 +176,92 @@ class NCSNpp(ModelMixin, ConfigMixin):
             embedded = embed_time(scaled, self.filters, reference=self.reference_frequencies)
             return self.time(embedded.to(self.head.weight.dtype))
 
-    def _check_height(self) -> None:
-        if self.height % self.factor:
-            raise UsageError(
-                f"NCSNpp: height must be divisible by {self.factor} (unshuffle and the resolutions together), "
-                f"and {self.height} is not; choose fewer multipliers."
-            )
 
-
-def _validate(
+def _check(
     channels: int, height: int, filters: int, multipliers: Sequence[int], blocks: int, dropout: float, unshuffle: int
 ) -> None:
-    counts = {"channels": channels, "height": height, "blocks": blocks, "unshuffle": unshuffle}
-    for name, value in counts.items():
-        if value < 1:
-            raise UsageError(f"NCSNpp: {name} must be at least 1, not {value}.")
-    if filters < 4 or filters % 2:
-        raise UsageError(f"NCSNpp: filters must be even and at least 4, not {filters}.")
-    if not multipliers or min(multipliers) < 1:
-        raise UsageError(f"NCSNpp: multipliers must be one positive number per resolution, not {tuple(multipliers)}.")
-    if not 0 <= dropout < 1:
-        raise UsageError(f"NCSNpp: dropout must lie in [0, 1), not {dropout}.")
+    conditions = [
+        ("channels", channels, channels >= 1, "be at least 1"),
+        ("height", height, height >= 1, "be at least 1"),
+        ("blocks", blocks, blocks >= 1, "be at least 1"),
+        ("unshuffle", unshuffle, unshuffle >= 1, "be at least 1"),
+        ("filters", filters, filters >= 4 and filters % 2 == 0, "be even and at least 4"),
+        ("multipliers", tuple(multipliers), min(multipliers, default=0) >= 1, "be one positive number per resolution"),
+        ("dropout", dropout, 0 <= dropout < 1, "lie in [0, 1)"),
+    ]
+    for name, value, holds, rule in conditions:
+        if not holds:
+            raise UsageError(f"NCSNpp: {name} must {rule}, not {value}.")
+    factor = unshuffle * 2 ** (len(multipliers) - 1)
+    if height % factor:
+        raise UsageError(
+            f"NCSNpp: height must be divisible by {factor} (unshuffle and the resolutions together), and {height} is "
+            "not; choose fewer multipliers."
+        )
+
+
+# The two sides of the U-Net
+
+
+class DownLevel(nn.Module):
+    """Residual blocks at one resolution, then the step to the next, where the pyramid joins.
+
+    Args:
+        block: Makes a residual block from its channels.
+        inputs: Channels of h.
+        width: Channels at this resolution.
+        blocks: Residual blocks.
+        attend: Attention after each of them.
+        pyramid: Channels of the pyramid's image at this resolution; None at the last one.
+    """
+
+    def __init__(self, block: Block, inputs: int, width: int, blocks: int, attend: bool, pyramid: int | None) -> None:
+        super().__init__()
+        sizes = [inputs, *[width] * (blocks - 1)]
+        self.blocks = nn.ModuleList(block(size, width) for size in sizes)
+        self.attentions = nn.ModuleList(SelfAttention(width) if attend else nn.Identity() for _ in sizes)
+        self.shrink = None if pyramid is None else block(width, width, resample=halve)
+        self.pyramid = None if pyramid is None else PyramidStep(pyramid, width)
+
+    def forward(self, h: Tensor, pyramid: Tensor, added: Iterator[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """All that the way up shall see, the last of it being the new h, and the new pyramid."""
+        states = []
+        for block, attention in zip(self.blocks, self.attentions, strict=True):
+            h = attention(block(h, next(added)))
+            states.append(h)
+        if self.shrink is not None and self.pyramid is not None:
+            pyramid = (self.pyramid(pyramid) + self.shrink(h, next(added))) * SQRT_HALF
+            states.append(pyramid)
+        return states, pyramid
+
+
+class Middle(nn.Module):
+    """Residual block, attention, residual block at the lowest resolution."""
+
+    def __init__(self, block: Block, width: int) -> None:
+        super().__init__()
+        self.before, self.attention, self.after = block(width, width), SelfAttention(width), block(width, width)
+
+    def forward(self, h: Tensor, added: Iterator[Tensor]) -> Tensor:
+        """(B, width, H, W) -> the same shape."""
+        return self.after(self.attention(self.before(h, next(added))), next(added))
+
+
+class UpLevel(nn.Module):
+    """Residual blocks at one resolution, each fed with h and one state of the way down, then the step up."""
+
+    def __init__(
+        self, block: Block, inputs: int, skips: Sequence[int], width: int, attend: bool, *, grow: bool
+    ) -> None:
+        super().__init__()
+        sizes = [inputs, *[width] * (len(skips) - 1)]
+        self.blocks = nn.ModuleList(block(size + skip, width) for size, skip in zip(sizes, skips, strict=True))
+        self.attention = SelfAttention(width) if attend else nn.Identity()
+        self.grow = block(width, width, resample=double) if grow else None
+
+    def forward(self, h: Tensor, kept: list[Tensor], added: Iterator[Tensor]) -> Tensor:
+        """Takes as many states off the end of `kept` as it has blocks."""
+        for block in self.blocks:
+            h = block(concatenated(h, kept.pop()), next(added))
+        h = self.attention(h)
+        return h if self.grow is None else self.grow(h, next(added))

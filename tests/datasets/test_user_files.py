@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from namm.datasets import UnitCells, open_store, write_store
-from namm.datasets.lazy import LazyImages
-from namm.datasets.own import OwnImages, content_hash, look
+from namm.datasets.readers import LazyImages
+from namm.datasets.user_files import OwnImages, content_hash, look
 from namm.errors import DataError, UsageError
 
 NONE = {"train": 0, "val": 0, "test": 0}
@@ -113,7 +113,7 @@ def test_images_in_random_order_are_read_in_the_files_order(tmp_path, numbered, 
 
     monkeypatch.setattr(LazyImages, "__getitem__", noted)
     assert torch.equal(own.images(0, "train", 0, 80), whole)
-    monkeypatch.setattr("namm.datasets.own.GROUP_BYTES", 1)
+    monkeypatch.setattr("namm.datasets.user_files.GROUP_BYTES", 1)
     assert torch.equal(own.images(0, "train", 0, 80), whole)
     assert [len(rows) for rows in asked] == [80, 64, 16]
     assert all(rows == sorted(rows) for rows in asked)
@@ -141,7 +141,7 @@ def test_shapes_are_read_without_the_pixels_and_rows_of_npy_without_the_others(t
 
     np.save("a.npy", numbered.transpose(0, 2, 3, 1))
     np.savez_compressed("a.npz", x=numbered, label=np.zeros(100))
-    monkeypatch.setattr("namm.datasets.own.read_images", everything)
+    monkeypatch.setattr("namm.datasets.user_files.read_images", everything)
     monkeypatch.setattr(np, "load", everything)
     for name in ("a.npy", "a.npz"):
         assert (look(tmp_path / name).shape, look(tmp_path / name).sizes(NONE)["train"]) == ((3, 8, 8), 80)

@@ -141,7 +141,7 @@ def test_whole_numbers_in_place_of_real_ones_do_not_change_a_key():
 def test_changes_are_said_in_words():
     chosen = preset("periodic")
     other = replace(chosen, settings=replace(chosen.settings, map=replace(chosen.settings.map, sigma_max=0.2)))
-    assert changes(to_yaml(chosen), to_yaml(other)) == "map.sigma_max: 0.1 -> 0.2"
+    assert changes(to_yaml(chosen), to_yaml(other)) == "map.sigma_max: 0.3 -> 0.2"
     assert changes("{", to_yaml(other)) == "the file was written otherwise"
 
 

@@ -16,8 +16,7 @@ from hypothesis import given
 import namm
 from namm.errors import ConstraintError, UntrustedRuleError, UsageError
 from namm.experiments.engine.rule_source import FINDER, find_source, locate, without_comments
-from namm.experiments.engine.trust import accepting, is_trusted, read_record, record_path
-from namm.experiments.engine.user_rule import load_rule
+from namm.experiments.engine.user_rule import accepting, is_trusted, load_rule, read_record, record_path
 from namm.experiments.own import OwnRule
 
 X = torch.ones(1, 1, 2, 2)
@@ -128,7 +127,7 @@ def test_child_processes_inherit_what_was_allowed(tmp_path, monkeypatch):
         OwnRule("rules:rule", str(root)).build()
     code = (
         "import sys; from namm.experiments.engine.rule_source import locate; "
-        "from namm.experiments.engine.trust import is_trusted; "
+        "from namm.experiments.engine.user_rule import is_trusted; "
         "sys.exit(not is_trusted(locate('rules:rule', sys.argv[1])))"
     )
 

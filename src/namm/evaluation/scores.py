@@ -11,6 +11,7 @@ with TV(x) = mean |x[i, j+1] − x[i, j]| + mean |x[i+1, j] − x[i, j]|. None h
 figures between two disjoint sets of real data, which `floor` measures.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,24 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.datasets.batches import Images, check_images
 from namm.errors import ConstraintError
-from namm.evaluation.mmd import Estimate, mmd, mmd_error, mmd_floor
-from namm.evaluation.rows import View, random_rows, read, require_comparable, require_size, wide
-from namm.formatting import format_number, html_table
+from namm.evaluation.mmd import (
+    Device,
+    Estimate,
+    View,
+    mmd,
+    mmd_error,
+    mmd_floor,
+    random_rows,
+    read,
+    require_comparable,
+    require_size,
+    wide,
+)
+from namm.formatting import format_estimate, html_table
 
 BATCH = 256
 """Images measured at a time."""
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
@@ -35,8 +48,7 @@ class DistanceSummary:
 
     Attributes:
         n: number of images.
-        mean: mean ℓ.
-        std: standard deviation of ℓ over the images.
+        mean, std: mean and standard deviation of ℓ over the images.
         quantiles: the levels 0.05, 0.25, 0.5, 0.75 and 0.95 of ℓ.
         max: largest ℓ.
         worst: index of the image with the largest ℓ.
@@ -45,7 +57,7 @@ class DistanceSummary:
     n: int
     mean: float
     std: float
-    quantiles: tuple[float, float, float, float, float]
+    quantiles: tuple[float, ...]
     max: float
     worst: int
 
@@ -64,14 +76,22 @@ class DistanceSummary:
         return 100 * weight * self.mean
 
     def _repr_html_(self) -> str:
-        mean = f"{format_number(self.mean)} ± {format_number(self.std, '.2g')}"
+        mean = format_estimate(self.mean, self.std)
         rows = {"mean ± std": mean, "median": self.median, f"max (image {self.worst})": self.max}
         return html_table(f"ℓ of {self.n} images", rows.items())
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Samples against data. Attributes as `compare` explains them."""
+    """Samples against data.
+
+    Attributes:
+        distance: ℓ of the samples.
+        mmd: √MMD², mean and standard deviation over the subsets.
+        total_variation: mean TV of the samples over that of the data.
+        spread: mean over pixels of the standard deviation over samples, over that of the data.
+        mmd_error: bootstrap standard error of √MMD².
+    """
 
     distance: DistanceSummary
     mmd: Estimate
@@ -80,10 +100,37 @@ class Scores:
     mmd_error: float
 
     def _repr_html_(self) -> str:
-        mmd = f"{format_number(self.mmd[0])} ± {format_number(self.mmd[1], '.2g')}"
-        over = {"total variation / data's": self.total_variation, "spread / data's": self.spread}
-        rows = {"mean ℓ": self.distance.mean, "largest ℓ": self.distance.max, "√MMD²": mmd, **over}
+        rows = {
+            "mean ℓ": self.distance.mean,
+            "largest ℓ": self.distance.max,
+            "√MMD²": format_estimate(*self.mmd),
+            "total variation / data's": self.total_variation,
+            "spread / data's": self.spread,
+        }
         return html_table(f"{self.distance.n} samples against data", rows.items())
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """ℓ of samples of a model that is not trained to its end.
+
+    Attributes:
+        step: of the training.
+        compute_seconds: spent until then, all that came before the training included.
+        mean, std: of ℓ over the samples.
+        n: samples.
+    """
+
+    step: int
+    compute_seconds: float
+    mean: float
+    std: float
+    n: int
+
+
+def half_way(milestones: Sequence[Milestone]) -> Milestone | None:
+    """The one in the middle of a training, of which the last is the end; none if it was not measured."""
+    return next((each for each in milestones if abs(2 * each.step - milestones[-1].step) <= 1), None)
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -93,15 +140,9 @@ def total_variation(x: Tensor) -> Tensor:
 
 
 def distance_summary(
-    constraint: Constraint, images: Images, *, batch_size: int = BATCH, device: torch.device | str | None = None
+    constraint: Constraint, images: Images, *, batch_size: int = BATCH, device: Device | None = None
 ) -> DistanceSummary:
     """ℓ of every image (N, C, H, W), read `batch_size` at a time, in figures.
-
-    Args:
-        constraint: gives ℓ.
-        images: a tensor, an array or images on disk.
-        batch_size: images measured at a time.
-        device: where to compute; where the images are by default.
 
     Raises:
         DataError: not a set of images, or one holds NaN or inf.
@@ -119,7 +160,7 @@ def compare(
     size: int = 1000,
     seed: int = 0,
     batch_size: int = BATCH,
-    device: torch.device | str | None = None,
+    device: Device | None = None,
 ) -> Scores:
     """Samples (N, C, H, W) against data that no training has seen (M, C, H, W).
 
@@ -133,13 +174,6 @@ def compare(
         batch_size: images measured at a time.
         device: where to compute; where the images are by default.
 
-    Returns:
-        distance: ℓ of the samples.
-        mmd: √MMD², mean and standard deviation over the subsets.
-        total_variation: mean TV of the samples over that of the data.
-        spread: mean over pixels of the standard deviation over samples, over that of the data.
-        mmd_error: bootstrap standard error of √MMD².
-
     Raises:
         DataError: shapes differ, NaN or inf in an image, or fewer images than `size`.
     """
@@ -148,11 +182,12 @@ def compare(
     require_comparable(samples, reference, ("samples", "reference images"))
     require_size(samples.shape[0], size, "samples")
     require_size(reference.shape[0], size, "reference images")
-    how: Any = {"batch_size": batch_size, "device": device}
-    made = measure_images(samples, constraint, name="samples", **how)
-    real = measure_images(reference, name="reference images", **how)
-    found = mmd(reference, samples, subsets=subsets, size=size, seed=seed, device=device)
-    return _scores(made, real, found, mmd_error(reference, samples, seed=seed, device=device))
+    options: Any = {"batch_size": batch_size, "device": device}
+    generated = measure_images(samples, constraint, name="samples", **options)
+    real = measure_images(reference, name="reference images", **options)
+    estimate = mmd(reference, samples, subsets=subsets, size=size, seed=seed, device=device)
+    error = mmd_error(reference, samples, seed=seed, device=device)
+    return Scores(generated.distance, estimate, *generated.against(real), error)
 
 
 def floor(
@@ -163,7 +198,7 @@ def floor(
     size: int = 1000,
     seed: int = 0,
     batch_size: int = BATCH,
-    device: torch.device | str | None = None,
+    device: Device | None = None,
 ) -> Scores:
     """`compare` between two sets of real data: what samples as good as data would score.
 
@@ -173,14 +208,12 @@ def floor(
     check_images(reference, "reference")
     n = reference.shape[0]
     require_size(n // 2, size, "images, half of the reference")
-    first = random_rows(n, n // 2, seed, "floor")
-    second = np.delete(np.arange(n), first)
-    how: Any = {"name": "reference images", "batch_size": batch_size, "device": device}
-    made = measure_images(View(reference, first), constraint, **how)
-    real = measure_images(View(reference, second), **how)
-    found = mmd_floor(reference, subsets=subsets, size=size, seed=seed, device=device)
-    halves = View(reference, second), View(reference, first)
-    return _scores(made, real, found, mmd_error(*halves, seed=seed, device=device))
+    rows = random_rows(n, n // 2, seed, "floor")
+    first, second = View(reference, rows), View(reference, np.delete(np.arange(n), rows))
+    options: Any = {"name": "reference images", "batch_size": batch_size, "device": device}
+    one, other = measure_images(first, constraint, **options), measure_images(second, **options)
+    estimate = mmd_floor(reference, subsets=subsets, size=size, seed=seed, device=device)
+    return Scores(one.distance, estimate, *one.against(other), mmd_error(second, first, seed=seed, device=device))
 
 
 @dataclass(frozen=True)
@@ -205,10 +238,9 @@ class Measured:
     def distance(self) -> DistanceSummary:
         """ℓ in figures."""
         values = self.distances
-        a, b, c, d, e = np.quantile(values.numpy(), (0.05, 0.25, 0.5, 0.75, 0.95)).tolist()
-        worst = int(values.argmax())
+        quantiles, worst = tuple(np.quantile(values.numpy(), LEVELS).tolist()), int(values.argmax())
         std = float(values.std()) if len(values) > 1 else 0.0
-        return DistanceSummary(len(values), float(values.mean()), std, (a, b, c, d, e), float(values[worst]), worst)
+        return DistanceSummary(len(values), float(values.mean()), std, quantiles, float(values[worst]), worst)
 
 
 @torch.no_grad()
@@ -218,7 +250,7 @@ def measure_images(
     *,
     name: str = "images",
     batch_size: int = BATCH,
-    device: torch.device | str | None = None,
+    device: Device | None = None,
 ) -> Measured:
     """One pass: ℓ, total variation, and mean and variance of every pixel, merged chunk by chunk (Chan et al. 1979)."""
     check_images(images, name)
@@ -236,10 +268,6 @@ def measure_images(
         mean, n = mean.to(chunk) + step * (len(x) / count), count
     spread = float((squares / max(n - 1, 1)).sqrt().mean())
     return Measured(torch.cat(distances) if distances else torch.empty(0), variation / n, spread)
-
-
-def _scores(made: Measured, real: Measured, found: Estimate, error: float) -> Scores:
-    return Scores(made.distance, found, *made.against(real), error)
 
 
 def _finite(distance: Tensor, start: int, name: str, constraint: Constraint) -> Tensor:

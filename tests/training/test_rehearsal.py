@@ -1,4 +1,4 @@
-"""What a step costs: one that does not fit is refused before anything is spent, one that fits leaves no trace."""
+"""The rehearsed step: one that does not fit is refused before anything is spent, one that fits leaves no trace."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,11 @@ from namm.errors import MemoryShortage, UsageError, is_out_of_memory
 from namm.experiments.engine import build
 from namm.maps import IdentityMap
 from namm.numerics import autocast
-from namm.training import checkpoint, step_cost, trainer
+from namm.training import checkpoint, trainer
 from namm.training.objectives import Objective
 from namm.training.settings import TrainSettings
-from namm.training.step_cost import TIMED, WARM_UP, rehearse, seconds_per_step, step_memory
 from namm.training.train_model import train_model
-from namm.training.trainer import train
+from namm.training.trainer import rehearse, step_memory, train
 
 GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of 8 GiB")
 CPU = RuntimeError(
@@ -97,7 +96,7 @@ def test_what_it_took_is_not_given_to_the_data(monkeypatch, compiled, taken):
         raise Prepared(spoken_for)
 
     monkeypatch.setattr(trainer, "batches", prepare)
-    monkeypatch.setattr(step_cost, "peak", lambda device: 1000)
+    monkeypatch.setattr(trainer, "peak", lambda device: 1000)
     assert step_memory(Norm()) == 0
     with pytest.raises(Prepared, match=f"^{taken}$"):
         fit(Norm(), compile=compiled)
@@ -214,63 +213,3 @@ def test_a_model_is_rehearsed_before_its_data_are_mapped(model, monkeypatch):
     with pytest.raises(MemoryShortage, match=r"model: a step with batch_size 8 .* 4 fits"):
         train_model(model, X, IdentityMap(), settings=TrainSettings(budget="2 steps", batch_size=8), progress=False)
     assert not mapped
-
-
-# Seconds, on a machine that has other things to do
-
-
-class Machine:
-    """A clock that steps move; its processes measure the same."""
-
-    def __init__(self, seconds, device: str = "cpu") -> None:
-        self.seconds, self.now, self.steps = seconds, 0.0, []
-        self.device = torch.device(device)
-
-    def update(self, step: int) -> None:
-        self.now += self.seconds(step)
-        self.steps.append(step)
-
-    def reduce(self, value: torch.Tensor, reduction: str) -> torch.Tensor:
-        assert reduction == "mean"
-        return value
-
-
-@pytest.fixture
-def measure(monkeypatch):
-    def run(machine: Machine, seconds: float = 0.0) -> float:
-        monkeypatch.setattr(step_cost, "clock", lambda device: machine.now)
-        return seconds_per_step(machine.update, machine, seconds)
-
-    return run
-
-
-def test_steps_are_timed_after_a_warm_up(measure):
-    machine = Machine(lambda step: 100.0 if step < WARM_UP else 0.5)
-    assert measure(machine) == pytest.approx(0.5)
-    assert machine.steps == list(range(WARM_UP + TIMED))
-
-
-def test_a_busy_moment_costs_nothing(measure):
-    """Half of the steps slowed down by something else, the first ones among them."""
-    machine = Machine(lambda step: 3.0 if step % 4 < 2 or step < 6 else 1.0)
-    assert measure(machine, seconds=1000.0) == pytest.approx(1.0)
-
-
-def test_steps_of_a_long_training_are_timed_for_longer(measure):
-    short, long = Machine(lambda step: 0.1), Machine(lambda step: 0.1)
-    measure(short, seconds=20.0)
-    measure(long, seconds=200.0)
-    assert len(short.steps) == WARM_UP + TIMED
-    assert len(long.steps) == pytest.approx(step_cost.TIMING_SHARE * 200.0 / 0.1, abs=3)
-
-
-def test_a_gpu_is_not_waited_for_after_each_step(measure, monkeypatch):
-    monkeypatch.setattr(torch, "tensor", lambda values, device: torch.as_tensor(values))
-    machine = Machine(lambda step: 0.01, device="cuda")
-    assert measure(machine) == pytest.approx(0.01)
-    assert len(machine.steps) == WARM_UP + TIMED * step_cost.GROUP
-
-
-def test_the_clock_of_a_cpu_runs():
-    first = step_cost.clock(torch.device("cpu"))
-    assert step_cost.clock(torch.device("cpu")) >= first > 0

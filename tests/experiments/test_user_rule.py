@@ -9,7 +9,7 @@ import torch
 
 from namm.errors import ConstraintError, MemoryShortage, RunFolderError, UsageError
 from namm.experiments.engine.rule_source import locate
-from namm.experiments.engine.user_rule import blamed_on, load_rule, source_hash
+from namm.experiments.engine.user_rule import blamed_on, load_rule
 from namm.experiments.own import OwnData, OwnRule, prepare
 from namm.experiments.presets import OWN, preset
 
@@ -167,7 +167,7 @@ def test_a_name_is_module_and_name(name):
 
 def test_a_rule_that_changed_is_refused_and_a_comment_is_no_change(tmp_path):
     load_rule("bag_of_rules:plain")
-    rule = OwnRule("bag_of_rules:plain", str(tmp_path), source_hash(locate("bag_of_rules:plain")))
+    rule = OwnRule("bag_of_rules:plain", str(tmp_path), locate("bag_of_rules:plain").code_hash)
     assert rule.build()(X).item() == 4
     (tmp_path / "bag_of_rules.py").write_text("# said again\n" + RULES)
     assert rule.build()(X).item() == 4

@@ -1,4 +1,4 @@
-"""The full-size benchmark at a size of seconds: what it writes is what the runs measured, judged by its limits."""
+"""The method against its baseline at a size of seconds: what is written is what the runs measured, judged."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def absent(*_) -> None:
 
 @pytest.fixture(scope="module")
 def benchmark():
-    return runpy.run_path(str(BENCHMARKS / "full_size.py"))
+    return runpy.run_path(str(BENCHMARKS / "against_baseline.py"))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def call(benchmark, tiny_preset, tmp_path_factory):
 
     def called(*options, name="both", seeds=("0", "1"), settings=None):
         out, results = root / name / "runs", root / name / "results"
-        arguments = ["--seeds", *seeds, "--out", str(out), "--results", str(results), *options]
+        arguments = ["--preset", "gpu", "--seeds", *seeds, "--out", str(out), "--results", str(results), *options]
         return benchmark["main"](arguments, settings or tiny_preset.settings), out, results
 
     return called
@@ -74,7 +74,7 @@ def test_the_figures_are_those_of_the_runs(written, tiny_preset):
     _, out, report, _, _ = written
     assert set(report["seeds"]) == {"0", "1"}
     for seed, found in report["seeds"].items():
-        measured = json.loads((out / f"burgers-gpu-{seed}" / "evaluate" / "metrics.json").read_text())
+        measured = json.loads((out / f"burgers-gpu-1-{seed}" / "evaluate" / "metrics.json").read_text())
         assert set(found["rows"]) == set(measured["rows"])
         for name, row in found["rows"].items():
             own = measured["rows"][name]
@@ -83,7 +83,7 @@ def test_the_figures_are_those_of_the_runs(written, tiny_preset):
             assert row["mmd"] == own["mmd"]
             assert (row["total_variation"], row["spread"]) == (own["total_variation"], own["spread"])
         for name in TRAINED:
-            record = json.loads((out / f"burgers-gpu-{seed}" / name / "stage.json").read_text())
+            record = json.loads((out / f"burgers-gpu-1-{seed}" / name / "stage.json").read_text())
             images, seconds = record["results"].get("images", 80), record["compute_seconds"]
             assert found["stages"][name]["compute_seconds"] == seconds == measured["compute_seconds"][name]
             assert found["stages"][name]["steps"] == measured["steps"][name]
@@ -155,7 +155,7 @@ def test_the_pictures(written):
 
 
 def test_the_real_images_of_the_picture(written, benchmark, tiny_preset):
-    folder = written[1] / "burgers-gpu-0"
+    folder = written[1] / "burgers-gpu-1-0"
     contents = collect(folder)
     real = benchmark["_real"](CellOutcome(Cell("x", tiny_preset), folder, None), contents, contents.methods[0])
     test = load(folder / "data" / "images.h5", "test")[: len(real.images)].numpy()
@@ -195,7 +195,7 @@ def test_other_seeds_stay_in_the_results_where_that_is_asked_for(written, call, 
 
 def test_until_stops_early_and_the_next_call_goes_on(call, capsys):
     code, out, results = call("--until", "map", name="early", seeds=("3",))
-    run = out / "burgers-gpu-3"
+    run = out / "burgers-gpu-1-3"
     assert code == 0
     assert (run / "map" / "stage.json").exists()
     assert not (run / "mdm").exists()
@@ -275,26 +275,70 @@ MADE_UP = {
     ],
 )
 def test_every_limit_is_judged(benchmark, place, value, short):
-    assert all(line.met for line in benchmark["judge"](MADE_UP))
+    assert all(line.met for line in benchmark["judge"](MADE_UP, "gpu"))
     changed = deepcopy(MADE_UP)
     part = changed
     for name in place[:-1]:
         part = part[name]
     part[place[-1]] = value
-    lines = [line for line in benchmark["judge"](changed) if not line.met]
+    lines = [line for line in benchmark["judge"](changed, "gpu") if not line.met]
     assert [line.name for line in lines] == [name.removesuffix(", stretch") for name in short]
     assert all(line.verdict.endswith("short") for line in lines)
     assert any(not line.stretch for line in lines) == (not short[0].endswith("stretch"))
 
 
 def test_a_step_is_allowed_where_it_is_longer_than_two_percent(benchmark):
-    line = benchmark["judge"](MADE_UP | {"compute_seconds_baseline": 500.0, "stages": {"dm": {"steps": 10}}})[-1]
+    line = benchmark["judge"](MADE_UP | {"compute_seconds_baseline": 500.0, "stages": {"dm": {"steps": 10}}}, "gpu")[-1]
     assert line.met
     assert line.figure == pytest.approx(500 / 470)
 
 
 def test_kid_that_was_not_computed_is_not_judged(benchmark):
     rows = {name: row | {"kid": None} for name, row in MADE_UP["rows"].items()}
-    lines = {line.name: line for line in benchmark["judge"](MADE_UP | {"rows": rows})}
+    lines = {line.name: line for line in benchmark["judge"](MADE_UP | {"rows": rows}, "gpu")}
     assert lines["10⁴ · KID of MDM + f finetuned − DM's"].met is None
     assert lines["10⁴ · KID of MDM + f finetuned − DM's"].verdict == "not computed"
+
+
+# The demo
+
+
+def test_the_demo_is_printed_and_judged(benchmark, tiny_preset, tmp_path, capsys):
+    many = replace(tiny_preset.settings.evaluate, n=80)
+    settings = replace(tiny_preset.settings, evaluate=many)
+    code = benchmark["main"](["--seeds", "0", "1", "--out", str(tmp_path / "runs")], settings)
+    printed = capsys.readouterr().out
+    found = [tmp_path / "runs" / f"burgers-demo-1-{seed}" / "evaluate" / "metrics.json" for seed in (0, 1)]
+    rows = [json.loads(path.read_text())["rows"] for path in found]
+    gains = [1 - each["finetuned"]["distance"]["mean"] / each["dm"]["distance"]["mean"] for each in rows]
+    shown = numbers(table(printed, "CD of MDM + f finetuned, below DM's by", "≥ 50 %"))
+    assert shown == pytest.approx([100 * gain for gain in gains], abs=0.06)
+    assert gains[0] != gains[1]
+    assert code == (1 if ", short" in printed else 0)
+    assert "DM + project" in printed
+    assert "DM repaired" in printed
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}  # no results were asked for
+
+
+def test_every_limit_of_the_demo_is_judged(benchmark):
+    def judged(**changes):
+        figures = {"ours": 0.4, "before": 0.45, "mmd": 0.12, "variation": 0.9, "steps": 100} | changes
+        rows = {
+            "mdm": {"cd": figures["before"]},
+            "finetuned": {
+                "cd": figures["ours"],
+                "mmd": [figures["mmd"], 0.01],
+                "total_variation": figures["variation"],
+            },
+            "dm": {"cd": 1.0, "mmd": [0.1, 0.01]},
+        }
+        stages = {"mdm": {"compute_seconds": 4.0, "steps": 40}, "dm": {"steps": figures["steps"]}}
+        found = {"rows": rows, "stages": stages, "compute_seconds_ours": 10.0}
+        return all(line.met for line in benchmark["judge"](found, "demo"))
+
+    assert judged()
+    assert not judged(before=0.51)
+    assert not judged(ours=0.46)
+    assert not judged(mmd=0.126)
+    assert not judged(variation=0.84)
+    assert not judged(steps=98)
