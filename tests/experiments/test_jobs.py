@@ -56,13 +56,14 @@ class Executor:
 
     def __init__(self, folder, cluster):
         self.paths = SimpleNamespace(stdout=folder, stderr=folder)
-        self.jobs = []
+        self.jobs, self.safe_paths = [], []
 
     def update_parameters(self, **_):
         pass
 
     def submit(self, job):
         self.jobs.append(job)
+        self.safe_paths.append(os.environ.get("PYTHONSAFEPATH"))
         return SimpleNamespace(paths=self.paths, job_id="1", done=lambda: True, results=unpickle)
 
 
@@ -80,6 +81,18 @@ def test_few_cells_have_all_cores(tmp_path, monkeypatch, n, asked, threads):
     monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=lambda _: None))
     run_locally([cell(str(k)) for k in range(n)], tmp_path, Jobs(asked), lambda _: None)
     assert [job.threads for job in executors[0].jobs] == [threads] * n
+
+
+@pytest.mark.parametrize("before", [None, ""])
+def test_only_jobs_are_kept_from_importing_what_lies_in_the_current_folder(tmp_path, monkeypatch, before):
+    executor = Executor(tmp_path, "local")
+    monkeypatch.setattr(jobs, "_submitit", lambda: SimpleNamespace(AutoExecutor=lambda **_: executor))
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    if before is not None:
+        monkeypatch.setenv("PYTHONSAFEPATH", before)
+    run_locally([cell()], tmp_path, Jobs(), lambda _: None)
+    assert executor.safe_paths == ["1"]
+    assert os.environ.get("PYTHONSAFEPATH") == before  # a script that this process starts finds what lies beside it
 
 
 @pytest.fixture

@@ -35,6 +35,8 @@ GRACE = 120.0
 """Seconds in which Slurm, having asked a job to end, sends the signal upon which submitit queues it again."""
 LOOK_SECONDS, LOOKS = 120.0, 3
 """A job that is not in Slurm's queue when that is looked at so many times, so far apart, is gone."""
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Variable under which Python imports nothing from the current folder."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def run_locally(cells: Sequence[Cell], out: Path, jobs: Jobs, log: Logger) -> di
             while queue and slots:
                 slot, cell = slots.pop(0), queue.pop(0)
                 gpu = gpus[slot % len(gpus)] if gpus else None
-                with _deaf():
+                with _deaf(), _safe_path():
                     job = executor.submit(Job(cell, out / cell.name, gpu, max(1, cores // at_once)))
                     running[slot] = cell, job
                 log(f"{cell.name}: running, log in {job.paths.stdout}")
@@ -174,7 +176,7 @@ def run_on_slurm(cells: Sequence[Cell], out: Path, jobs: Jobs, log: Logger) -> d
     submitted = {cell.name: job for cell in cells if (job := _recorded(out, cell)) is not None}
     executor = _slurm_executor(out / JOBS, jobs)
     if new := [cell for cell in cells if cell.name not in submitted]:
-        with executor.batch():
+        with _safe_path(), executor.batch():
             submitted |= {cell.name: executor.submit(Job(cell, out / cell.name, grace=GRACE)) for cell in new}
     for cell in cells:
         job = submitted[cell.name]
@@ -262,8 +264,21 @@ def _recorded(out: Path, cell: Cell) -> Any:
 # Both
 
 
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Jobs submitted in this context do not import what lies in the current folder, as `python -m` would."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
+
+
 def _submitit() -> Any:
-    os.environ["PYTHONSAFEPATH"] = "1"  # a job's `python -m` would import what lies in the current folder
     try:
         import submitit
     except ImportError as error:
