@@ -32,7 +32,7 @@ from namm.experiments.assimilation.assimilate import (
     GUIDANCES,
     METHODS,
     TITLES,
-    Outcome,
+    PosteriorSummary,
     Sampling,
     Score,
     assimilate,
@@ -131,7 +131,7 @@ def read(path: Path) -> dict[int, Study]:
     }
 
 
-def _print(outcome: Outcome) -> None:
+def _print(outcome: PosteriorSummary) -> None:
     s = score(outcome)
     print(
         f"  {s.setting.title:<12} ζ {s.setting.zeta:<8.3g} ℓ {s.distance:.4f}  χ² {s.chi2:<8.3g} error {s.error:.4f}  "

@@ -26,6 +26,7 @@ from namm.experiments import own
 from namm.experiments.count import CountData, make_counter
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import Settings, with_seed
+from namm.experiments.engine.stages import stage_keys
 from namm.experiments.presets import preset
 from namm.formatting import format_number, print_table
 
@@ -103,13 +104,21 @@ def shortened(s: Settings, options: Options) -> Settings:
 
 
 def rows_of(name: str, seed: int, options: Options) -> dict[str, Any]:
-    """The rows of a run's evaluation, and its compute, after bringing it to its end."""
+    """The rows of a run's evaluation, and its compute: of its record, or after bringing it to its end.
+
+    A record is kept beside the run's folder, so that runs of several machines make one table.
+    """
     chosen, folder = settings_of(name, seed, options), options.out / f"{name}-{options.preset}-{seed}"
+    record, key = folder.with_suffix(".json"), stage_keys(chosen.settings)[options.until]
+    if record.exists() and (found := json.loads(record.read_text()))["key"] == key:
+        return dict(found)
     records = run(chosen, folder, until=options.until, log=lambda line: print(f"  {line}", flush=True), force=True)
     metrics = json.loads((folder / "evaluate" / "metrics.json").read_text())
     seconds = [sum(records[stage].compute_seconds for stage in side) for side in (OURS, ("dm",))]
     second = second_counter(chosen.settings.data, folder) if name == "count" else None
-    return {"rows": metrics["rows"], "seconds": seconds, "second": second}
+    found = {"key": key, "rows": metrics["rows"], "seconds": seconds, "second": second}
+    record.write_text(json.dumps(found, indent=1))
+    return found
 
 
 OURS = ("map", "mdm", "samples", "finetune")

@@ -12,8 +12,8 @@ from namm.experiments.engine import build
 from namm.experiments.engine.settings import Settings
 from namm.generative import Diffusion, EulerMaruyama, Mirrored
 from namm.maps import MirrorMap
+from namm.maps.icnn import project_weights
 from namm.training.objectives import MapObjective
-from namm.training.train_map import project_weights
 from namm.training.train_model import ModelObjective
 
 

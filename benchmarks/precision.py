@@ -236,9 +236,9 @@ def show(found: Sequence[Row], judged: Sequence[Summary]) -> None:
 
 def figure(out: Path, seeds: Sequence[int], path: Path) -> None:
     """What each training logged of its validation images, in its own arithmetic: a thin line per seed."""
-    from namm.report.figures import BASELINE, OURS, look, new_figure, save
+    from namm.report.figures.base import BASELINE_COLOUR, OURS_COLOUR, look, new_figure, save
 
-    colours: Mapping[str, str] = {"plain": BASELINE, "fast": OURS}
+    colours: Mapping[str, str] = {"plain": BASELINE_COLOUR, "fast": OURS_COLOUR}
     with look("light"):
         drawing = new_figure(2.1 * len(CURVES) + 0.4)
         axes = drawing.subplots(len(CURVES), 1)

@@ -14,8 +14,8 @@ SOURCE = Path(namm.__file__).parent
 
 # From left to right in the picture of the design: a package may import those before it and itself.
 ORDER = [
-    *("errors", "_version", "formatting", "files", "precision", "numerics", "gpu", "progress", "memory"),
-    *("simulators", "constraints", "datasets", "evaluation", "maps", "generative", "training", "inverse"),
+    *("errors", "_version", "formatting", "files", "precision", "numerics", "gpu", "progress", "memory", "distributed"),
+    *("simulators", "constraints", "datasets", "evaluation", "exact", "maps", "generative", "training", "inverse"),
     *("report", "pipeline", "import_flax", "experiments", "cli"),
 ]
 
@@ -50,6 +50,8 @@ def test_the_engine_and_the_sweeps_know_no_experiment_by_name():
 
 def test_public_names_exist():
     assert set(namm.__all__) - {"__version__"} == set(namm._HOMES)
+    (typed,) = (node for node in ast.parse((SOURCE / "__init__.py").read_text()).body if isinstance(node, ast.If))
+    assert {alias.asname: node.module for node in typed.body for alias in node.names} == namm._HOMES
     for name in namm.__all__:
         assert getattr(namm, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'TotalFlow'"):

@@ -10,82 +10,52 @@ from typing import TYPE_CHECKING, Any
 from namm._version import __version__
 
 if TYPE_CHECKING:
-    from namm.constraints import (
-        Burgers,
-        Constraint,
-        Count,
-        DivergenceFree,
-        Periodic,
-        TotalFlux,
-        constraint,
-        split_number,
-        with_number,
-    )
-    from namm.evaluation.verdict import Verdict, judge
-    from namm.experiments.engine.run_parts import Run
-    from namm.generative import VAE, Diffusion, Mirrored
-    from namm.inverse import sample_posterior
-    from namm.maps import IdentityMap, MirrorMap
-    from namm.pipeline import NAMMPipeline
-    from namm.training.objectives import ModelErrors, UniformNoise, Weights
-    from namm.training.settings import TrainSettings
-    from namm.training.train_map import finetune_map, train_map
-    from namm.training.train_model import train_model
+    from namm.constraints import Burgers as Burgers
+    from namm.constraints import Constraint as Constraint
+    from namm.constraints import Count as Count
+    from namm.constraints import Darcy as Darcy
+    from namm.constraints import DivergenceFree as DivergenceFree
+    from namm.constraints import Periodic as Periodic
+    from namm.constraints import TotalFlux as TotalFlux
+    from namm.constraints import constraint as constraint
+    from namm.constraints import split_number as split_number
+    from namm.constraints import with_number as with_number
+    from namm.evaluation.verdict import Verdict as Verdict
+    from namm.evaluation.verdict import judge as judge
+    from namm.experiments.engine.run_parts import Run as Run
+    from namm.generative import VAE as VAE
+    from namm.generative import Diffusion as Diffusion
+    from namm.generative import Mirrored as Mirrored
+    from namm.inverse import sample_posterior as sample_posterior
+    from namm.maps import IdentityMap as IdentityMap
+    from namm.maps import MirrorMap as MirrorMap
+    from namm.pipeline import NAMMPipeline as NAMMPipeline
+    from namm.training.objectives import ModelErrors as ModelErrors
+    from namm.training.objectives import UniformNoise as UniformNoise
+    from namm.training.objectives import Weights as Weights
+    from namm.training.settings import TrainSettings as TrainSettings
+    from namm.training.train_map import finetune_map as finetune_map
+    from namm.training.train_map import train_map as train_map
+    from namm.training.train_model import train_model as train_model
 
 _EXPORTS = {
-    "namm.constraints": [
-        "Burgers",
-        "Constraint",
-        "Count",
-        "DivergenceFree",
-        "Periodic",
-        "TotalFlux",
-        "constraint",
-        "split_number",
-        "with_number",
-    ],
-    "namm.evaluation.verdict": ["Verdict", "judge"],
-    "namm.experiments.engine.run_parts": ["Run"],
-    "namm.generative": ["VAE", "Diffusion", "Mirrored"],
-    "namm.inverse": ["sample_posterior"],
-    "namm.maps": ["IdentityMap", "MirrorMap"],
-    "namm.pipeline": ["NAMMPipeline"],
-    "namm.training.objectives": ["ModelErrors", "UniformNoise", "Weights"],
-    "namm.training.settings": ["TrainSettings"],
-    "namm.training.train_map": ["finetune_map", "train_map"],
-    "namm.training.train_model": ["train_model"],
+    "namm.constraints": "Burgers Constraint Count Darcy DivergenceFree Periodic TotalFlux "
+    "constraint split_number with_number",
+    "namm.evaluation.verdict": "Verdict judge",
+    "namm.experiments.engine.run_parts": "Run",
+    "namm.generative": "VAE Diffusion Mirrored",
+    "namm.inverse": "sample_posterior",
+    "namm.maps": "IdentityMap MirrorMap",
+    "namm.pipeline": "NAMMPipeline",
+    "namm.training.objectives": "ModelErrors UniformNoise Weights",
+    "namm.training.settings": "TrainSettings",
+    "namm.training.train_map": "finetune_map train_map",
+    "namm.training.train_model": "train_model",
 }
-_HOMES = {name: module for module, names in _EXPORTS.items() for name in names}
+_HOMES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
-__all__ = [
-    "VAE",
-    "Burgers",
-    "Constraint",
-    "Count",
-    "Diffusion",
-    "DivergenceFree",
-    "IdentityMap",
-    "MirrorMap",
-    "Mirrored",
-    "ModelErrors",
-    "NAMMPipeline",
-    "Periodic",
-    "Run",
-    "TotalFlux",
-    "TrainSettings",
-    "UniformNoise",
-    "Verdict",
-    "Weights",
-    "__version__",
-    "constraint",
-    "finetune_map",
-    "judge",
-    "sample_posterior",
-    "split_number",
-    "train_map",
-    "train_model",
-    "with_number",
-]
+__all__ = ["__version__"]
+__all__ += list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -139,7 +139,7 @@ class Recorded:
 
 
 def _forget_shared_memory() -> None:
-    """So that a recording has its own of it: weights that autocast has rounded, and where cuBLAS works."""
+    """Clear the autocast cache and cuBLAS workspaces, so that a CUDA graph gets its own."""
     torch.clear_autocast_cache()
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()

@@ -280,7 +280,7 @@ def test_a_full_disk_in_the_middle_of_a_run_names_the_folder_and_the_way_on(monk
     assert main(["run", "periodic", "--until", "data"]) == 1
     said = capsys.readouterr().err
     assert "runs/periodic cannot be used ([Errno 28] No space left on device)" in said
-    assert "the same command goes on" in said
+    assert "run the same command to resume" in said
     assert said.count("\n") == 1
 
 

@@ -11,6 +11,7 @@ from namm.datasets import (
     DATASETS,
     BlackHoles,
     BurgersTrajectories,
+    DarcyFlow,
     Galaxies,
     KolmogorovFlow,
     Simulated,
@@ -27,6 +28,7 @@ GPU = torch.cuda.is_available()  # asked before the tests hide it
 SMALL = {
     "black-holes": BlackHoles(size=6),
     "burgers": BurgersTrajectories(size=8),
+    "darcy": DarcyFlow(size=8),
     "kolmogorov": KolmogorovFlow(size=16, rows=1, columns=2, start=0.1, inner_steps=5),
     "galaxies": Galaxies(size=16, count=3),
     "unit-cells": UnitCells(size=8, threshold=None),

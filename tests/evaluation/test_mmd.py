@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from namm.errors import DataError, UsageError
 from namm.evaluation import median_bandwidth, mmd, mmd2, mmd2_null, mmd_floor
-from namm.evaluation.mmd import View, held, read
+from namm.evaluation.mmd import Subset, in_memory, read
 from namm.numerics import generator
 
 module = import_module("namm.evaluation.mmd")  # `namm.evaluation.mmd`, the attribute, is the function
@@ -227,10 +227,10 @@ def images():
 
 def test_what_is_held_is_read_once(images):
     disk = Disk(images)
-    copy = held(disk)
+    copy = in_memory(disk)
     assert isinstance(copy, torch.Tensor)
     assert torch.equal(copy, images)
-    assert held(copy) is copy
+    assert in_memory(copy) is copy
     assert disk.reads == 1
 
 
@@ -244,7 +244,7 @@ def test_subsets_are_drawn_from_memory(images):
 
 def test_a_view_keeps_its_rows_and_their_numbers(images):
     images[7] = torch.nan
-    view = held(View(Disk(images), np.array([2, 5, 7])))
+    view = in_memory(Subset(Disk(images), np.array([2, 5, 7])))
     assert torch.equal(view[:2], images[[2, 5]])
     with pytest.raises(DataError, match="image 7 of the samples"):
         read(view, slice(None), "samples")
@@ -253,5 +253,5 @@ def test_a_view_keeps_its_rows_and_their_numbers(images):
 def test_what_would_fill_the_memory_stays_on_disk(images, monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8 * 4 * images.numel() - 1))
     disk = Disk(images)
-    assert held(disk) is disk
+    assert in_memory(disk) is disk
     assert disk.reads == 0

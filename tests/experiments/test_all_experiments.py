@@ -1,4 +1,4 @@
-"""All five experiments at a size of seconds, from their data to their reports."""
+"""All experiments at a size of seconds, from their data to their reports."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,10 @@ SIZES = {
     "divergence": {"size": 16, "rows": 1, "columns": 2, "inner_steps": 2, "start": 0.1},
     "periodic": {"size": 16},
     "count": {"size": 48},
+    "darcy": {"size": 16},
 }
+FLOORS = {"count": 2, "darcy": 0.05}
+"""Distances of data that their rule does not leave at zero: the counter errs, and coarse grids do in least squares."""
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +93,7 @@ def whole(chosen, folder):
     assert results["distance_data"] == pytest.approx(float(rule(x).mean()), rel=1e-4, abs=1e-7)
     there_and_back = mirror.to_data(mirror.to_mirror(x)).detach()
     assert results["distance_cycle"] == pytest.approx(float(rule(there_and_back).mean()), rel=1e-3)
-    # Nothing but the counter, which errs on its own data, is far from zero there.
-    assert results["distance_data"] < (2 if experiment == "count" else 1e-3)
+    assert results["distance_data"] < FLOORS.get(experiment, 1e-3)
     assert isinstance(rule.counter, Counter) if experiment == "count" else results["distance_noise"] > 1e-3
 
     rows = json.loads((folder / "evaluate" / "metrics.json").read_text())["rows"]

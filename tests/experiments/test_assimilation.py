@@ -98,8 +98,8 @@ def test_observations_that_do_not_fit(name, message):
 def test_truths_are_held_out_and_their_noise_is_their_own(trained, task, whole_run):
     held_out = load(whole_run / "data" / "images.h5", "test")
     assert torch.equal(task.truth, held_out[1:4])
-    on_main_process = make_task(trained, "columns:2", 0.2, range(2, 3), seed=5)
-    assert torch.equal(on_main_process.measurement[0], task.measurement[1])
+    single = make_task(trained, "columns:2", 0.2, range(2, 3), seed=5)
+    assert torch.equal(single.measurement[0], task.measurement[1])
     many = make_task(trained, "columns:2", 0.2, range(70))
     chi2 = many.noise.chi2(many.measurement - many.operator(many.truth)) / many.measured
     assert float(chi2.mean()) == pytest.approx(1, abs=4 * (2 / (70 * 16)) ** 0.5)  # the truth's own misfit
@@ -163,12 +163,10 @@ def test_neither_the_batch_size_nor_the_company_changes_a_sample(trained, task, 
     rule, setting = trained.rule(), THREE[2]
     all_at_once = assimilate(sources["mirror-dps"], task, setting, rule, replace(FEW, batch_size=64))
     one_by_one = assimilate(sources["mirror-dps"], task, setting, rule, replace(FEW, batch_size=1))
-    on_main_process = assimilate(sources["mirror-dps"], task, setting, rule, FEW, rows=range(2, 3))
+    single = assimilate(sources["mirror-dps"], task, setting, rule, FEW, rows=range(2, 3))
     for name in ("samples", "distance", "chi2", "error"):
         torch.testing.assert_close(getattr(one_by_one, name), getattr(all_at_once, name), rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(
-            getattr(on_main_process, name)[0], getattr(all_at_once, name)[2], rtol=1e-3, atol=1e-4
-        )
+        torch.testing.assert_close(getattr(single, name)[0], getattr(all_at_once, name)[2], rtol=1e-3, atol=1e-4)
 
 
 def test_coverage_needs_nineteen_samples(trained, task, sources):

@@ -15,7 +15,7 @@ from namm.experiments.engine import build
 from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run import run
 from namm.experiments.engine.run_parts import RunParts
-from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
+from namm.experiments.presets import EXPERIMENTS, find, preset
 from namm.formatting import format_number
 from namm.training.checkpoint import Checkpoint, read, write
 from namm.training.settings import evenly
@@ -113,8 +113,7 @@ def test_an_even_number_of_milestones_has_one_half_way(total, count, there):
     assert half_way([]) is None
 
 
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize(("experiment", "name"), [(each, name) for each in EXPERIMENTS for name in find(each).presets])
 def test_presets_have_one_half_way(experiment, name):
     settings = preset(experiment, name).settings
     assert 0 < settings.evaluate.milestone_samples <= 128

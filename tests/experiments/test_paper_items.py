@@ -20,11 +20,20 @@ from namm.experiments.divergence import DivergenceData
 from namm.experiments.engine import build
 from namm.experiments.paper import fig5_fig11 as assimilation_paper
 from namm.experiments.paper import make as making
-from namm.experiments.paper.items import ITEMS, SIGMAS, WEIGHTS, base_cells, cross_cells, grid_weights, sweep_cells
+from namm.experiments.paper.items import (
+    FIVE,
+    ITEMS,
+    SIGMAS,
+    WEIGHTS,
+    base_cells,
+    cross_cells,
+    grid_weights,
+    sweep_cells,
+)
 from namm.experiments.paper.make import make
 from namm.experiments.paper.table2_fig6 import REPORTED
 from namm.experiments.periodic import PeriodicData
-from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
+from namm.experiments.presets import PRESETS, preset
 from namm.experiments.sweeps.cell import Cell, CellOutcome, share
 from namm.files import owned
 from namm.formatting import format_number
@@ -137,7 +146,7 @@ def test_table1_is_what_the_evaluations_measured(made, out):
     assert row(out, "table1", experiment="burgers", method="baseline repaired")["CD, paper"] is None
     page = (out / "table1" / "table1.md").read_text()
     assert f"{format_number(ours['CD']['mean'])} ± {format_number(ours['CD']['std'])}" in page
-    assert result.shown.table.markdown() in page
+    assert result.output.table.markdown() in page
     change = 100 * (ours["ℓ"]["mean"] / row(out, "table1", experiment="burgers", method="baseline")["ℓ"]["mean"] - 1)
     assert abs(change) > 1
     said = f"{abs(change):.0f} % {'below' if change < 0 else 'above'} the baseline's (paper: 91 % below)"
@@ -166,7 +175,7 @@ def test_a_cell_that_fails_is_absent_with_a_note(made, tiny, out):
     assert found["CD, paper"] == 0.04
     assert row(out, "table1", experiment="burgers", method="ours")["seeds"] == 1
     assert any("periodic-seed0 is missing: evaluate.n is 5" in note for note in content(out, "table1")["notes"])
-    line = next(line for line in result.shown.table.markdown().splitlines() if "periodic" in line and "ours " in line)
+    line = next(line for line in result.output.table.markdown().splitlines() if "periodic" in line and "ours " in line)
     assert line.count("–") >= 5
 
 
@@ -182,7 +191,7 @@ def test_fig3_shows_the_evaluations_samples_and_reruns_nothing(made, out):
     for name, file in {"ours": "mdm.h5", "baseline": "dm.h5"}.items():
         expected = read(out / "burgers-seed0" / "evaluate" / file, "distances")[:128]
         assert drawn[name]["distances"] == pytest.approx(expected.tolist())
-    (below,) = [axes for axes in result.shown.figures["fig3-burgers"].axes if axes.get_ylabel() == "samples"]
+    (below,) = [axes for axes in result.output.figures["fig3-burgers"].axes if axes.get_ylabel() == "samples"]
     assert sum(patch.get_height() for patch in below.patches) == 2 * 40
     assert is_picture(out / "fig3" / "fig3-burgers.png")
     assert (out / "fig3" / "fig3-burgers.pdf").read_bytes().startswith(b"%PDF")
@@ -192,7 +201,7 @@ def test_fig4_draws_the_milestones(made, out):
     result = made("fig4", "burgers")
     measured = metrics(out, "burgers-seed0")["milestones"]
     assert content(out, "fig4")["drawn"]["fig4-burgers"]["burgers-seed0"] == measured
-    (axes,) = result.shown.figures["fig4-burgers"].axes
+    (axes,) = result.output.figures["fig4-burgers"].axes
     lines = [container[0] for container in axes.containers]
     for line, stage in zip(lines, ("mdm", "finetune", "dm"), strict=True):
         points = [(point["compute_seconds"], point["mean"]) for point in measured[stage]]
@@ -205,13 +214,13 @@ def test_fig4_draws_the_milestones(made, out):
 def test_fig4_pools_seeds(made, out):
     result = made("fig4", "burgers", seeds=(0, 1))
     runs = [metrics(out, f"burgers-seed{seed}")["milestones"]["mdm"] for seed in (0, 1)]
-    line = result.shown.figures["fig4-burgers"].axes[0].lines[0]
+    line = result.output.figures["fig4-burgers"].axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [np.mean([a["mean"], b["mean"]]) for a, b in zip(*runs, strict=True)])
 
 
 def test_fig9_shows_nine_of_each(made, out):
     result = made("fig9", "burgers")
-    titles = [axes.get_title() for axes in result.shown.figures["fig9-burgers"].axes if axes.get_title()]
+    titles = [axes.get_title() for axes in result.output.figures["fig9-burgers"].axes if axes.get_title()]
     assert titles == ["data", "ours, not finetuned", "ours", "baseline"]
     drawn = content(out, "fig9")["drawn"]["fig9-burgers"]
     images = read(out / "burgers-seed0" / "evaluate" / "dm.h5", "images")[:9]
@@ -306,8 +315,8 @@ def test_what_is_evaluated_is_shown_without_inception(tiny, tmp_path, monkeypatc
         here.setattr("namm.evaluation.inception.load_inception", Mixture)
         before = show()
     monkeypatch.setattr("namm.evaluation.inception.load_inception", absent)
-    assert show().shown.table.plain() == before.shown.table.plain()
-    assert all(row["KID"] is not None for row in before.shown.table.plain())
+    assert show().output.table.plain() == before.output.table.plain()
+    assert all(row["KID"] is not None for row in before.output.table.plain())
 
 
 def test_torchrun_is_refused(tiny, tmp_path, monkeypatch):
@@ -337,7 +346,7 @@ def test_table2_has_nine_settings_and_their_scores(swept, out, tiny):
     assert found["MMD"]["mean"] == pytest.approx(mmd(real, images, subsets=2, size=32, seed=2).mean, rel=1e-4)
     assert (found["CD, paper"], found["MMD, paper"], found["KID, paper"]) == (0.18, 0.1069, 0.0499)
     assert len({r["ℓ"]["mean"] for r in rows}) == 9
-    top = swept.shown.figures["table2-burgers"].axes[0]
+    top = swept.output.figures["table2-burgers"].axes[0]
     means = [row(out, "table2", **{"λ_constr": 10, "σ_max": s})["CD"]["mean"] for s in (0.001, 0.1, 0.5)]
     np.testing.assert_allclose(top.lines[0].get_ydata(), means)
 
@@ -363,7 +372,7 @@ def test_table2_has_kid_where_it_is_asked_for(swept, monkeypatch):
     assert sorted(looked) == [36] + 9 * [40]  # all nine have the same real images
     shown = ITEMS["table2"].show(outcomes)
     assert not shown.notes
-    assert swept.shown.notes == ["KID was not measured for burgers: evaluate.kid_subsets is 0 in this preset."]
+    assert swept.output.notes == ["KID was not measured for burgers: evaluate.kid_subsets is 0 in this preset."]
     folder, extractor = outcomes[4].folder, Extractor(Clipped(), Mixture())
     sets = read(folder / "data" / "images.h5", "test"), read(folder / "samples" / "train.h5", "images")
     expected = kid(*sets, extractor, subsets=2, size=32, seed=2).mean
@@ -425,7 +434,7 @@ def test_fig6_shows_mirror_images_and_distances_along_either_setting(swept, made
     assert drawn["σ_max, with λ = 10"]["0.5"] == pytest.approx(distances.tolist())
     x = read(run / "data" / "images.h5", "test")[:1]
     y = MirrorMap.load(run / "map" / "training" / "mirror").to_mirror(x).detach()[0, 0]
-    shown = [axes for axes in result.shown.figures["fig6-burgers"].axes if axes.get_title() == "0.5"]
+    shown = [axes for axes in result.output.figures["fig6-burgers"].axes if axes.get_title() == "0.5"]
     np.testing.assert_allclose(shown[0].get_images()[0].get_array(), y, rtol=1e-5)
     assert row(out, "fig6", **{"λ_constr": 10, "σ_max": 0.5})["mean |g(x)|"]["mean"] == pytest.approx(
         float(y.abs().mean())
@@ -433,7 +442,7 @@ def test_fig6_shows_mirror_images_and_distances_along_either_setting(swept, made
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", FIVE)
 def test_fig6_has_both_lines_in_every_preset(experiment, name):
     """Also where the preset has a σ_max of its own, which the sweep has not."""
     cells = cross_cells(lambda each: preset(each, name), [experiment], [0])
@@ -442,7 +451,7 @@ def test_fig6_has_both_lines_in_every_preset(experiment, name):
 
 
 def test_the_sweep_of_the_papers_preset_is_the_papers():
-    for experiment in EXPERIMENTS:
+    for experiment in FIVE:
         base = preset(experiment, "paper")
         assert grid_weights(base) == (0.01, 0.1, 1.0)
         cells = sweep_cells(lambda name: preset(name, "paper"), [experiment], [0])

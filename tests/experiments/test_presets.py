@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from namm.datasets import BlackHoles, BurgersTrajectories, Dataset, Galaxies, KolmogorovFlow, UnitCells
+from namm.datasets import BlackHoles, BurgersTrajectories, DarcyFlow, Dataset, Galaxies, KolmogorovFlow, UnitCells
 from namm.errors import UsageError
 from namm.experiments.burgers import BurgersData
 from namm.experiments.count import CountData
+from namm.experiments.darcy import DarcyData
 from namm.experiments.divergence import DivergenceData
 from namm.experiments.engine import build
 from namm.experiments.flux import FluxData
@@ -37,7 +38,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", TABLE)
 def test_paper_preset_has_the_papers_numbers(experiment):
     s = preset(experiment, "paper").settings
     assert TABLE[experiment] == (
@@ -66,7 +67,7 @@ def test_paper_preset_has_the_papers_numbers(experiment):
     assert not s.dm.equal_compute
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", NETWORKS)
 def test_paper_networks_have_the_published_sizes(experiment):
     channels, g, f, residual, activation = NETWORKS[experiment]
     chosen = preset(experiment, "paper").settings.map
@@ -123,6 +124,7 @@ def test_unit_cells_obey_the_rule_derived_from_them(tiles):
     [
         (BurgersData, BurgersTrajectories),
         (CountData, Galaxies),
+        (DarcyData, DarcyFlow),
         (DivergenceData, KolmogorovFlow),
         (FluxData, BlackHoles),
         (PeriodicData, UnitCells),

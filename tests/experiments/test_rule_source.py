@@ -16,7 +16,7 @@ from hypothesis import given
 import namm
 from namm.errors import ConstraintError, UntrustedRuleError, UsageError
 from namm.experiments.engine.rule_source import FINDER, find_source, locate, without_comments
-from namm.experiments.engine.user_rule import accepting, is_trusted, load_rule, read_record, record_path
+from namm.experiments.engine.user_rule import accepting, is_trusted, load_rule, read_trusted, record_path
 from namm.experiments.own import OwnRule
 
 X = torch.ones(1, 1, 2, 2)
@@ -112,7 +112,7 @@ def test_a_rule_that_is_named_is_recorded(tmp_path, monkeypatch):
     root = folder(tmp_path, **PLACES["a helper"][0])
     monkeypatch.chdir(root)
     assert load_rule("rules:rule")(X).item() == 2
-    (entry,) = read_record().values()
+    (entry,) = read_trusted().values()
     assert entry["rule"] == "rules:rule"
     assert entry["files"] == [str(root / "helper.py"), str(root / "rules.py")]
     monkeypatch.setenv("NAMM_TRUSTED", "")  # the record alone

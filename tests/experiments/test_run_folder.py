@@ -271,7 +271,7 @@ def test_a_folder_in_use_is_refused(tmp_path, stand_ins):
 
 def test_a_full_disk_is_a_sentence(tmp_path, stand_ins):
     stand_ins.fail = OSError(28, "No space left on device")
-    with pytest.raises(RunFolderError, match=r"No space left on device.*the same command goes on"):
+    with pytest.raises(RunFolderError, match=r"No space left on device.*the same command to resume"):
         go(tmp_path)
 
 

@@ -11,9 +11,9 @@ from namm.errors import UsageError
 from namm.experiments.engine.settings import with_seed
 from namm.experiments.engine.settings_file import changes, digest, from_yaml, plain, read_yaml, to_yaml
 from namm.experiments.engine.stages import STAGES, stage_keys, stages_until
-from namm.experiments.presets import EXPERIMENTS, PRESETS, preset
+from namm.experiments.presets import EXPERIMENTS, find, preset
 
-ALL = [(experiment, name) for experiment in EXPERIMENTS for name in PRESETS]
+ALL = [(experiment, name) for experiment in EXPERIMENTS for name in find(experiment).presets]
 
 
 @pytest.mark.parametrize(("experiment", "name"), ALL)

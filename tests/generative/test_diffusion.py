@@ -255,12 +255,12 @@ def test_two_processes_make_the_samples_of_one(tmp_path):
     assert done.returncode == 0, done.stderr
     torch.manual_seed(0)
     model = convolutional()
-    on_main_process = model.sample(67, sampler=EulerMaruyama(5), batch_size=16, generator=2, progress=False)
+    in_one_process = model.sample(67, sampler=EulerMaruyama(5), batch_size=16, generator=2, progress=False)
     torch.manual_seed(0)  # that of the first process
     unseeded = model.sample(3, sampler=EulerMaruyama(5), batch_size=16, progress=False)
     for rank in (0, 1):
         made = load_file(tmp_path / f"rank{rank}.safetensors")
-        assert (made["seeded"] - on_main_process).abs().max() <= 1e-4
+        assert (made["seeded"] - in_one_process).abs().max() <= 1e-4
         assert (made["unseeded"] - unseeded).abs().max() <= 1e-4
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from namm.generative.base import Noise, as_seed, channel_statistics
+from namm.generative.base import SampleNoise, as_seed, channel_statistics
 
 
 def test_statistics_stream_over_pieces(monkeypatch):
@@ -19,11 +19,11 @@ def test_statistics_stream_over_pieces(monkeypatch):
 @given(st.integers(0, 200), st.integers(1, 150), st.integers(0, 3))
 def test_noise_is_a_slice_of_an_endless_stream(start, n, step):
     like = torch.zeros(1)
-    endless = Noise(1, 0, 400, (1, 2), like)(step)
-    part = Noise(1, start, start + n, (1, 2), like)(step)
+    endless = SampleNoise(1, 0, 400, (1, 2), like)(step)
+    part = SampleNoise(1, start, start + n, (1, 2), like)(step)
     assert torch.equal(part, endless[start : start + n])
-    assert not torch.equal(part, Noise(1, start, start + n, (1, 2), like)(step + 1))
-    assert torch.equal(Noise(1, start, start + n, (1, 2), like.double())(step), part.double())
+    assert not torch.equal(part, SampleNoise(1, start, start + n, (1, 2), like)(step + 1))
+    assert torch.equal(SampleNoise(1, start, start + n, (1, 2), like.double())(step), part.double())
 
 
 def test_generators_seeds_and_the_global_generator():

@@ -177,9 +177,7 @@ def test_the_rule_is_given_no_more_images_than_the_model(tmp_path):
 def test_a_process_that_does_not_write_needs_no_gradients_either(tmp_path, monkeypatch):
     bounds = [(0, 4), None]
     monkeypatch.setattr(sample_file, "broadcast_object_list", lambda _: [bounds.pop(0)])
-    monkeypatch.setattr(
-        sample_file, "PartialState", lambda cpu: SimpleNamespace(is_main_process=False, num_processes=2)
-    )
+    monkeypatch.setattr(sample_file, "process_state", lambda: SimpleNamespace(is_main_process=False, num_processes=2))
     rule = Learned()
     write_samples(tmp_path / "a.h5", source(), 4, seed=5, description={}, constraint=rule, sampler=DPMSolver(3))
     assert rule.sizes == [4, 4]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from namm.errors import DataError, RunFolderError, UsageError
-from namm.generative.base import DrawsNoise, GenerativeModel, Noise
+from namm.generative.base import DrawsNoise, GenerativeModel, SampleNoise
 from namm.generative.mirrored import Mirrored
 from namm.generative.vae import VAE, kl_to_standard_normal
 from namm.maps import IdentityMap, MirrorMap
@@ -209,7 +209,7 @@ def test_samples_do_not_depend_on_the_batch(batch_size):
     reference = model.sample(70, generator=5, batch_size=70)
     assert torch.allclose(model.sample(70, generator=5, batch_size=batch_size), reference, rtol=0, atol=1e-5)
     assert torch.allclose(model.sample(3, generator=5, batch_size=batch_size), reference[:3], rtol=0, atol=1e-5)
-    z = Noise(5, 0, 70, (3,), torch.zeros(1))(0)
+    z = SampleNoise(5, 0, 70, (3,), torch.zeros(1))(0)
     assert torch.allclose(model.decode(z), reference, rtol=0, atol=1e-5)
     assert reference.std(0).min() > 1e-3
 

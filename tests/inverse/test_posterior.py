@@ -154,9 +154,9 @@ def test_many_measurements_are_many_single_ones():
     many = torch.randn(3, 2, dtype=torch.double)
     together = draw(prior, many, n=4, batch_size=5)
     for j in range(3):
-        on_main_process = draw(prior, many[j : j + 1], n=4, first=4 * j)
-        assert torch.allclose(together.samples[j], on_main_process.samples[0], rtol=0, atol=1e-12)
-        assert torch.allclose(together.chi2[j], on_main_process.chi2[0])
+        one_by_one = draw(prior, many[j : j + 1], n=4, first=4 * j)
+        assert torch.allclose(together.samples[j], one_by_one.samples[0], rtol=0, atol=1e-12)
+        assert torch.allclose(together.chi2[j], one_by_one.chi2[0])
     assert not torch.allclose(together.samples, draw(prior, many, n=4, generator=1).samples)
     assert draw(prior.float(), many, n=2).samples.dtype == torch.float
 

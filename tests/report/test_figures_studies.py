@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from namm.errors import DataError
-from namm.report.figures.base import DATA, OTHER, OURS, png
+from namm.report.figures.base import DATA_COLOUR, OTHER_COLOUR, OURS_COLOUR, png
 from namm.report.figures.studies import (
     Curve,
     Scored,
@@ -45,7 +45,7 @@ def drawable(draw):
 
 
 def test_curves_are_drawn_where_they_are_with_bars_that_stay_above_zero():
-    (axes,) = efficiency_figure([Curve("ours", SECONDS, MEAN, STD, OURS)], floor=1e-7).axes
+    (axes,) = efficiency_figure([Curve("ours", SECONDS, MEAN, STD, OURS_COLOUR)], floor=1e-7).axes
     line = axes.lines[0]
     np.testing.assert_array_equal(line.get_xdata(), SECONDS)
     np.testing.assert_array_equal(line.get_ydata(), MEAN)
@@ -57,7 +57,7 @@ def test_curves_are_drawn_where_they_are_with_bars_that_stay_above_zero():
 
 
 def test_a_single_point_and_a_distance_of_zero_are_curves_too():
-    zero = Curve("projected", np.array([5.0]), np.array([0.0]), np.array([0.0]), OTHER)
+    zero = Curve("projected", np.array([5.0]), np.array([0.0]), np.array([0.0]), OTHER_COLOUR)
     (axes,) = efficiency_figure([zero]).axes
     assert axes.get_yscale() == "linear"
     assert drawable(lambda: efficiency_figure([zero]))
@@ -65,7 +65,7 @@ def test_a_single_point_and_a_distance_of_zero_are_curves_too():
 
 def test_a_curve_that_is_not_finite_is_refused():
     with pytest.raises(DataError, match="the curve of ours: the value at"):
-        efficiency_figure([Curve("ours", SECONDS, MEAN * np.nan, STD, OURS)])
+        efficiency_figure([Curve("ours", SECONDS, MEAN * np.nan, STD, OURS_COLOUR)])
 
 
 # Figs. 6, 7 and 10
@@ -151,7 +151,7 @@ def test_losses_are_those_of_the_log():
     figure = training_figure({"map": lines, "model": [{"step": 1, "loss": -1.0}], "vae": [{"step": 1}]})
     first, second, third, rest = figure.axes
     drawn = {line.get_color(): line.get_xydata().tolist() for line in first.lines}
-    assert drawn == {DATA: [[10, 3], [20, 2]], OTHER: [[20, 2.5], [30, 1.5]], OURS: [[20, 0.1]]}
+    assert drawn == {DATA_COLOUR: [[10, 3], [20, 2]], OTHER_COLOUR: [[20, 2.5], [30, 1.5]], OURS_COLOUR: [[20, 0.1]]}
     assert (first.get_yscale(), second.get_yscale()) == ("log", "linear")  # a negative loss has no logarithm
     assert not third.lines
     assert not rest.axison

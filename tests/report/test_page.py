@@ -16,9 +16,10 @@ from namm.evaluation import Figures, judge
 from namm.evaluation.scores import Milestone
 from namm.report import page as page_module
 from namm.report.contents import ROWS as NAMES
-from namm.report.contents import Contents, Cost, Paper, Row, StageLine
+from namm.report.contents import Contents, Cost, Row, StageLine
 from namm.report.figures.samples import Method
 from namm.report.page import render_page
+from namm.report.paper_scores import PaperScores
 
 RNG = np.random.default_rng(0)
 EVIL = "<script>alert(1)</script>&amp;\"'"
@@ -71,7 +72,7 @@ def row(name, distance, mmd=0.1, **others):
 
 ROWS = (
     row("data", 4.7e-8, 0.04),
-    row("finetuned", 2.4321e-3, 0.068, paper=Paper(0.04, 0.1291, 0.0022, 2.04), fid=3.25),
+    row("finetuned", 2.4321e-3, 0.068, paper=PaperScores(0.04, 0.1291, 0.0022, 2.04), fid=3.25),
     row("mdm", 2.9e-3, 0.07, kid=(0.0123, 0.0004)),
     row("dm", 7.2e-3, 0.093),
 )

@@ -215,8 +215,8 @@ def test_images_do_not_depend_on_the_batch_they_are_in(monkeypatch):
     gas = flow(inclination=[0.2, 0.6, 1.0, 1.4, 2.0, 0.4, 0.1], turbulence=0.7)
     delta = eddies(7, generator=rng)
     together = images(gas, delta, 24)
-    on_main_process = torch.cat([images(gas[i : i + 1], delta[i : i + 1], 24) for i in range(7)])
-    torch.testing.assert_close(together, on_main_process, rtol=1e-9, atol=0)
+    one_by_one = torch.cat([images(gas[i : i + 1], delta[i : i + 1], 24) for i in range(7)])
+    torch.testing.assert_close(together, one_by_one, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize(("grain", "workers"), [(145, 3), (144, 1)])

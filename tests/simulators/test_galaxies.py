@@ -80,11 +80,11 @@ def test_half_the_peak_is_reached_at_2_ln_2_semi_axes():
 def test_sources_add_up():
     catalogue = draw_catalogue(3, count=5, size=40, peaks=(3.0, 10.0), separation=5.0, rng=rng())
     columns = (catalogue.major, catalogue.ellipticity, catalogue.angle, catalogue.peak)
-    on_main_process = [
+    one_by_one = [
         render(Catalogue(catalogue.centres[:, k : k + 1], *(column[:, k : k + 1] for column in columns)), 40)
         for k in range(5)
     ]
-    torch.testing.assert_close(render(catalogue, 40), torch.stack(on_main_process).sum(0))
+    torch.testing.assert_close(render(catalogue, 40), torch.stack(one_by_one).sum(0))
 
 
 # Catalogues

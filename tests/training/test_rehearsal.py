@@ -92,8 +92,8 @@ def test_what_it_took_is_not_given_to_the_data(monkeypatch, compiled, taken):
     class Prepared(Exception):
         pass
 
-    def prepare(images, order, device, spoken_for):
-        raise Prepared(spoken_for)
+    def prepare(images, order, device, reserved_bytes):
+        raise Prepared(reserved_bytes)
 
     monkeypatch.setattr(trainer, "batches", prepare)
     monkeypatch.setattr(trainer, "peak", lambda device: 1000)

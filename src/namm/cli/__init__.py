@@ -53,7 +53,7 @@ COMMANDS = {
 HELP, DEBUG, TRUST = ("-h", "--help"), "--debug", "--trust"
 
 
-class Answered(Exception):
+class ExitEarly(Exception):
     """Nothing is left to do: help, or what is wrong with the arguments, has been printed."""
 
     def __init__(self, exit_code: int) -> None:
@@ -106,8 +106,8 @@ def _run(command: str, arguments: list[str]) -> int:
     with rank_zero_output(), warnings_as_sentences(), trust:
         try:
             exit_code = import_module(f"namm.cli.{command}").main(arguments)
-        except Answered as answered:
-            exit_code = answered.exit_code
+        except ExitEarly as early:
+            exit_code = early.exit_code
     sys.stdout.flush()
     return exit_code or 0
 

@@ -218,15 +218,15 @@ def _add_inception(
     import numpy as np
 
     from namm.evaluation import fid, kid
-    from namm.evaluation.mmd import View, random_rows
+    from namm.evaluation.mmd import Subset, random_rows
 
     half = data.shape[0] // 2
     n = min(samples.shape[0], half)
     mixed = random_rows(data.shape[0], half, seed, "inception")
     others = np.delete(np.arange(data.shape[0]), mixed)
-    reference = View(data, mixed[:n])
+    reference = Subset(data, mixed[:n])
     log(f"KID and FID of {n} images against {n}")
-    for name, images in (("data", View(data, others[:n])), ("samples", View(samples, np.arange(n)))):
+    for name, images in (("data", Subset(data, others[:n])), ("samples", Subset(samples, np.arange(n)))):
         rows[name]["kid"] = kid(reference, images, extractor, size=min(size, n), seed=seed)
         rows[name]["fid"] = fid(reference, images, extractor)
 

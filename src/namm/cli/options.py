@@ -15,7 +15,7 @@ import tyro
 import yaml
 from tyro.conf import Positional, arg
 
-from namm.cli import HELP, Answered
+from namm.cli import HELP, ExitEarly
 from namm.errors import UsageError
 from namm.experiments.engine.experiment import Experiment, Rule
 from namm.experiments.engine.processes import is_main, wait_for_the_reason
@@ -51,7 +51,7 @@ def parse(kind: type[T], arguments: Sequence[str], prog: str, *, usage: str = ""
     except SystemExit as answer:
         if not is_main():
             wait_for_the_reason()
-        raise Answered(answer.code if isinstance(answer.code, int) else 1) from None
+        raise ExitEarly(answer.code if isinstance(answer.code, int) else 1) from None
 
 
 def parse_with_rule(kind: type[T], arguments: Sequence[str], prog: str, rule: Rule, **options: Any) -> T:
@@ -111,9 +111,9 @@ def require_first(arguments: list[str], usage: str, question: str) -> tuple[str,
 
 
 def answer(usage: str, arguments: Sequence[str]) -> NoReturn:
-    """Print the usage, which somebody who gave no arguments should have known."""
+    """Print the usage; exit code 2 if no arguments were given."""
     print(usage)
-    raise Answered(0 if arguments else 2)
+    raise ExitEarly(0 if arguments else 2)
 
 
 def refuse_near_misses(arguments: Sequence[str], names: Sequence[str]) -> None:

@@ -75,8 +75,8 @@ def main(arguments: list[str]) -> int:
         log=log,
         jobs=jobs,
     )
-    print(f"\n{item.name}: {item.shows}\n\n{made.shown.table.markdown()}\n")
-    for line in (*made.shown.findings, *made.shown.notes):
+    print(f"\n{item.name}: {item.shows}\n\n{made.output.table.markdown()}\n")
+    for line in (*made.output.findings, *made.output.notes):
         print(line)
     for outcome in made.failed:
         print(f"{outcome.cell.name} is missing: {outcome.error}")

@@ -45,10 +45,10 @@ def usage() -> str:
 
 def main(arguments: list[str]) -> None:
     """Run an experiment."""
-    carry_out(arguments, "namm run", usage(), OPTIONS)
+    run_command(arguments, "namm run", usage(), OPTIONS)
 
 
-def carry_out(
+def run_command(
     arguments: list[str], command: str, help_: str, options: tuple[str, ...], until: str | None = None
 ) -> None:
     """Run what `arguments` ask of `command`, which has that help and, besides settings, those options."""

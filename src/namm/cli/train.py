@@ -7,7 +7,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from namm.cli.options import format_usage, parse, require_first
-from namm.cli.run import carry_out
+from namm.cli.run import run_command
 from namm.experiments.presets import EXPERIMENTS, require_name
 from namm.formatting import format_number
 
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
     if require_name(target, TARGETS, "thing to train called") == "counter":
         _train_counter(parse(CounterOptions, rest, "namm train counter"))
     else:
-        carry_out(rest, f"namm train {target}", usage(), OPTIONS, until=target)
+        run_command(rest, f"namm train {target}", usage(), OPTIONS, until=target)
 
 
 def _train_counter(options: CounterOptions) -> None:

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> None:
 
     from namm.experiments.engine.rule_source import locate
     from namm.experiments.engine.settings_file import read_yaml
-    from namm.experiments.engine.user_rule import describe, record, record_path
+    from namm.experiments.engine.user_rule import describe, record_path, record_trusted
 
     data = read_yaml(Path(name) if Path(name).is_file() else find_run(name) / SETTINGS).settings.data
     if not isinstance(data, OwnData):
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
             print(_visible(file.content.decode(errors="replace")) if file.is_source else "(compiled code)", end="\n\n")
     if not source.files:
         print(describe(source))
-    record(source, data.constraint)
+    record_trusted(source, data.constraint)
     print(f"{data.constraint} is recorded in {record_path()}: commands that take this run may run it from now on.")
 
 

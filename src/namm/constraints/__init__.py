@@ -4,6 +4,7 @@ from namm.constraints.base import Constraint, constraint, split_number, with_num
 from namm.constraints.burgers import Burgers
 from namm.constraints.contract import ConstraintReport
 from namm.constraints.count import Count, Counter
+from namm.constraints.darcy import Darcy
 from namm.constraints.divergence import DivergenceFree
 from namm.constraints.flux import TotalFlux
 from namm.constraints.periodic import Periodic
@@ -14,6 +15,7 @@ __all__ = [
     "ConstraintReport",
     "Count",
     "Counter",
+    "Darcy",
     "DivergenceFree",
     "Periodic",
     "TotalFlux",

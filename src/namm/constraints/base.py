@@ -100,6 +100,19 @@ class Constraint(nn.Module, ABC):
         """Optional: the nearest, or a natural, image that obeys the rule, (B, C, H, W) → (B, C, H, W)."""
         raise ConstraintError(f"{self.name} defines no project: override project(x), or ask has_project first.")
 
+    def inequality(self, x: Tensor) -> Tensor:
+        """Optional: a tensor h, first axis B, that is nowhere positive exactly where x obeys the rule."""
+        raise ConstraintError(
+            f"{self.name} defines no inequality: override inequality(x), or ask has_inequality first."
+        )
+
+    def nearest(self, x: Tensor, scale: Tensor) -> Tensor | None:
+        """Optional: the image x' that obeys the rule with the smallest ‖(x' − x) / scale‖, for `namm.polish`.
+
+        None where the rule knows no closed form or solver of its own, or none for this scale (broadcasts to x, > 0).
+        """
+        return None
+
     @property
     def name(self) -> str:
         """What errors and reports call this constraint."""
@@ -114,6 +127,11 @@ class Constraint(nn.Module, ABC):
     def has_project(self) -> bool:
         """Whether `project` is defined."""
         return self._defines("project")
+
+    @property
+    def has_inequality(self) -> bool:
+        """Whether `inequality` is defined."""
+        return self._defines("inequality")
 
     def _defines(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(Constraint, method)
@@ -220,6 +238,14 @@ class Scaled(Constraint):
         """The unscaled constraint's projection: the set is the same."""
         return self.inner.project(x)
 
+    def inequality(self, x: Tensor) -> Tensor:
+        """The unscaled constraint's inequality: the set is the same."""
+        return self.inner.inequality(x)
+
+    def nearest(self, x: Tensor, scale: Tensor) -> Tensor | None:
+        """The unscaled constraint's nearest image: the set is the same."""
+        return self.inner.nearest(x, scale)
+
     @property
     def name(self) -> str:
         """The scale and the inner name, as in `2 * TotalFlux`."""
@@ -241,6 +267,7 @@ class RuleOptions(TypedDict, total=False):
     condition: Condition | None
     residual: RuleFunction | None
     project: RuleFunction | None
+    inequality: RuleFunction | None
     name: str | None
 
 
@@ -253,6 +280,7 @@ class FunctionConstraint(Constraint):
         condition: Condition | None = None,
         residual: RuleFunction | None = None,
         project: RuleFunction | None = None,
+        inequality: RuleFunction | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__()
@@ -263,10 +291,11 @@ class FunctionConstraint(Constraint):
                 f"{condition!r} is no condition: give the channel that holds the numbers, or a function "
                 "(B, C, H, W) → (B,)."
             )
-        self.fn, self.residual_fn, self.project_fn, self.condition = fn, residual, project, condition
+        self.fn, self.residual_fn, self.project_fn, self.inequality_fn = fn, residual, project, inequality
+        self.condition = condition
         self.__name__ = name or str(getattr(fn, "__name__", type(fn).__name__))
         self.__doc__ = fn.__doc__
-        for function in filter(None, (fn, residual, project)):
+        for function in filter(None, (fn, residual, project, inequality)):
             _require_signature(function, self.name, ("x",) if condition is None else ("x", "c"))
 
     def distance(self, x: Tensor) -> Tensor:
@@ -291,6 +320,10 @@ class FunctionConstraint(Constraint):
         if not isinstance(self.condition, int):
             return projected
         return _insert(projected, arguments[1], self.condition % x.shape[1])
+
+    def inequality(self, x: Tensor) -> Tensor:
+        """The function given as `inequality=`."""
+        return super().inequality(x) if self.inequality_fn is None else self.inequality_fn(*self._arguments(x))
 
     def _arguments(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the functions take: (x,) or, with a condition, the images and their numbers (B,)."""
@@ -353,6 +386,7 @@ def constraint(
     condition: Condition | None = None,
     residual: RuleFunction | None = None,
     project: RuleFunction | None = None,
+    inequality: RuleFunction | None = None,
     name: str | None = None,
 ) -> FunctionConstraint | Callable[[RuleFunction], FunctionConstraint]:
     """Turn a function ℓ: (B, C, H, W) → (B,) into a `Constraint`; a decorator too, with or without arguments.
@@ -364,11 +398,12 @@ def constraint(
             (x, c), where x has lost that channel.
         residual: optional, a tensor that vanishes exactly where the rule holds.
         project: optional, the nearest or a natural image that obeys the rule.
+        inequality: optional, a tensor that is nowhere positive exactly where the rule holds: h(x) ≤ 0.
         name: what errors and reports call it; the function's own name by default.
     """
     if fn is None:
-        return lambda fn: FunctionConstraint(fn, condition, residual, project, name)
-    return FunctionConstraint(fn, condition, residual, project, name)
+        return lambda fn: FunctionConstraint(fn, condition, residual, project, inequality, name)
+    return FunctionConstraint(fn, condition, residual, project, inequality, name)
 
 
 def with_number(images: Tensor, numbers: Tensor | Sequence[float]) -> Tensor:

@@ -18,6 +18,9 @@ from namm.errors import DataError, UsageError
 from namm.numerics import at_least_float32
 from namm.simulators.burgers import DT, BurgersGrid, Step, advance, crank_nicolson, rollout
 
+FITS, HALVINGS, FITTED = 12, 6, 1e-4
+"""Most fits of a trajectory to an image, halvings of a step, and the gain in the misfit that is worth another one."""
+
 
 class Burgers(Constraint):
     """Distance of an image from the trajectories of u_t + u u_x = ν u_xx.
@@ -70,6 +73,57 @@ class Burgers(Constraint):
         x, grid = self._checked(x)
         later = rollout(x[..., 0], grid, x.shape[-1] - 1, self.inner_steps, self.step)
         return torch.cat([x[..., :1], later], dim=-1)
+
+    def nearest(self, x: Tensor, scale: Tensor) -> Tensor:
+        """The trajectory nearest to the whole image, by least squares over its first column u.
+
+        Newton's method for ½ Σₜ ‖(xₜ − columnₜ(u)) / scaleₜ‖² with its gradient by autograd and the Gauss–Newton matrix
+        Σₜ Pₜᵀ Pₜ / scaleₜ², Pₜ the derivative of column t in u, of the first trajectory; a step that fits worse is
+        halved. (B, 1, H, W) → (B, 1, H, W).
+        """
+        x, _ = self._checked(x)
+        weight = scale.expand_as(x).reciprocal()
+        first = fitted = x[..., :1]
+        misfit, fraction = x.new_full((len(x), 1, 1, 1), torch.inf), x.new_ones(len(x), 1, 1, 1)
+        step, factor = torch.zeros_like(first), None
+        for _ in range(FITS):
+            tried = (first + fraction * step).detach().requires_grad_()
+            with torch.enable_grad():
+                trajectory = self.project(tried.expand_as(x))
+                found = ((x - trajectory) * weight).square().sum((1, 2, 3), keepdim=True)
+                (slope,) = torch.autograd.grad(found.sum() / 2, tried)
+            if factor is None:
+                fitted = trajectory.detach()
+                factor = torch.linalg.cholesky(self._fit_matrix(fitted, weight))
+            better = found < (1 - FITTED) * misfit
+            first, fitted = torch.where(better, tried.detach(), first), torch.where(better, trajectory.detach(), fitted)
+            misfit = torch.where(better, found.detach(), misfit)
+            newton = -torch.cholesky_solve(slope[:, 0].to(factor.dtype), factor)[:, None].to(x.dtype)
+            step, fraction = torch.where(better, newton, step), torch.where(better, 1.0, fraction / 2)
+            if float(fraction.max()) < 2.0**-HALVINGS:
+                break
+        return fitted
+
+    def _fit_matrix(self, fitted: Tensor, weight: Tensor) -> Tensor:
+        """Σₜ Pₜᵀ Pₜ / scaleₜ² of trajectories (B, 1, H, W), in float32, which is enough for a direction: (B, H, H)."""
+        states, weight = fitted[:, 0].float(), weight[:, 0].float()
+        grid, rows = self.grid(states.shape[1]), states.shape[1]
+
+        def along(direction: Tensor) -> Tensor:
+            def onwards(u: Tensor) -> Tensor:
+                return advance(u, grid, self.inner_steps, self.step, dim=-2)
+
+            return torch.func.jvp(onwards, (states[..., :-1],), (direction.expand_as(states[..., :-1]),))[1]
+
+        unit = torch.eye(rows, device=states.device)
+        transitions = torch.func.vmap(along)(unit[:, None, :, None]).permute(1, 3, 0, 2)  # (B, W − 1, from, to)
+        derivative = unit.expand(len(states), rows, rows)  # Pₜᵀ, (B, from, to)
+        matrix = torch.zeros_like(derivative)
+        for t in range(states.shape[-1]):
+            derivative = derivative @ transitions[:, t - 1] if t else derivative
+            weighted = derivative * weight[:, None, :, t]
+            matrix = matrix + weighted @ weighted.mT
+        return matrix
 
     def _checked(self, x: Tensor) -> tuple[Tensor, BurgersGrid]:
         """x in float32 or better and its grid; refuses what cannot be a trajectory."""

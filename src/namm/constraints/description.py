@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from namm.constraints.base import Constraint, Scaled, Sum, arguments
 from namm.constraints.burgers import Burgers
+from namm.constraints.darcy import Darcy
 from namm.constraints.divergence import DivergenceFree
 from namm.constraints.flux import TotalFlux
 from namm.constraints.periodic import Periodic
@@ -19,7 +20,7 @@ from namm.simulators.burgers import crank_nicolson, euler
 
 # Each keeps the arguments it was made with as attributes of the same names.
 RULES: dict[str, Callable[..., Constraint]] = {
-    rule.__name__: rule for rule in (Burgers, DivergenceFree, Periodic, TotalFlux)
+    rule.__name__: rule for rule in (Burgers, Darcy, DivergenceFree, Periodic, TotalFlux)
 }
 STEPS = {step.__name__: step for step in (crank_nicolson, euler)}
 

@@ -54,6 +54,10 @@ class DivergenceFree(Constraint):
         wide = x if x.device.type == "mps" else x.double()
         return lay_out(project(self._cut(wide))).to(x.dtype)
 
+    def nearest(self, x: Tensor, scale: Tensor) -> Tensor | None:
+        """The projection, which is the nearest image where all velocities are measured alike."""
+        return self.project(x) if bool((scale == scale.flatten()[0]).all()) else None
+
     def _cut(self, x: Tensor) -> Tensor:
         """The states of an image: (B, 2, r·n, c·n) → (B, r, c, 2, n, n)."""
         n = self.size

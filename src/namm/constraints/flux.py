@@ -52,6 +52,12 @@ class TotalFlux(Constraint):
         # Subtracted before rounding: a rounded share would err n times in the same direction.
         return (x.to(share.dtype) - share).to(x.dtype)
 
+    def nearest(self, x: Tensor, scale: Tensor) -> Tensor:
+        """The deficit spread in proportion to scale²: (B, C, H, W) → (B, C, H, W)."""
+        weight = scale.square().expand_as(x)
+        total = weight.sum(dim=(1, 2, 3), keepdim=True)
+        return x - self._excess(x).reshape(-1, 1, 1, 1).to(x.dtype) * weight / total
+
     def _excess(self, x: Tensor) -> Tensor:
         """Σ x − F: (B,), in float64 wherever the device has it."""
         wide = x.dtype if x.device.type == "mps" else torch.float64

@@ -56,6 +56,13 @@ class Periodic(Constraint):
         cell = first + (t - first).mean(dim=1, keepdim=True)
         return self._join(cell.expand_as(t), x)
 
+    def nearest(self, x: Tensor, scale: Tensor) -> Tensor:
+        """The tiles' mean, weighted by 1 / scale², repeated: (B, C, H, W) → (B, C, H, W)."""
+        t, weight = self._cut(x), self._cut(scale.expand_as(x)).square().reciprocal()
+        first = t[:, :1]
+        cell = first + ((t - first) * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+        return self._join(cell.expand_as(t), x)
+
     def _cut(self, x: Tensor) -> Tensor:
         """Tiles as rows: (B, C, H, W) → (B, T, C·H/p·W/q)."""
         (p, q), (b, c, height, width) = self.tiles, x.shape

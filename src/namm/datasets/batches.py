@@ -101,17 +101,17 @@ class StreamingBatches:
 
 
 def batches(
-    images: Images, order: Order, device: torch.device, spoken_for: int = 0
+    images: Images, order: Order, device: torch.device, reserved_bytes: int = 0
 ) -> ResidentBatches | StreamingBatches:
     """Resident batches where the images fit into half of the free memory, streaming ones otherwise.
 
-    `spoken_for` bytes of the free memory are left out: what the training itself will take.
+    `reserved_bytes` of the free memory are left out: what the training itself will take.
     """
     itemsize = 8 if "float64" in str(getattr(images, "dtype", "")) else 4
     needed = int(np.prod(images.shape, dtype=np.int64)) * itemsize
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     already_here = isinstance(images, Tensor) and images.device.type == device.type
-    kind = ResidentBatches if already_here or needed <= (free - spoken_for) // 2 else StreamingBatches
+    kind = ResidentBatches if already_here or needed <= (free - reserved_bytes) // 2 else StreamingBatches
     return kind(images, order, device)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from namm.datasets.base import Ingredients, Simulated
 from namm.errors import UsageError
 from namm.simulators.galaxies import (
+    RADIUS,
     Catalogue,
     background_variance,
     blurred,
@@ -27,7 +28,10 @@ from namm.simulators.galaxies import (
 
 @dataclass(frozen=True)
 class Galaxies(Simulated):
-    """`count` galaxies, `separation` px or more apart, with peaks from `signal_to_noise` dB above the sky to `peak`."""
+    """`count` galaxies, `separation` px or more apart, with peaks from `signal_to_noise` dB above the sky to `peak`.
+
+    `radius` (px) is the scale of their semi-major axes.
+    """
 
     name: ClassVar[str] = "galaxies"
     sizes: ClassVar[dict[str, int]] = {"train": 10_000, "val": 1000, "test": 10_000}
@@ -39,10 +43,13 @@ class Galaxies(Simulated):
     peak: float = 10.0
     signal_to_noise: float = 15.0
     separation: float = 5.0
+    radius: float = RADIUS
 
     def __post_init__(self) -> None:
         if self.size < 2 or not self.background > 0 or not self.separation >= 0 or self.peak == math.inf:
             raise UsageError(f"{self}: size must be 2 or more, background positive, separation 0 or more, peak finite.")
+        if not 0.2 <= self.radius < math.inf:  # of smaller ones hardly any is larger than a pixel
+            raise UsageError(f"{self}: radius must be at least 0.2 pixels and finite.")
         require_room(self.count, self.size, self.separation)
         if not self.faintest <= self.peak:
             raise UsageError(
@@ -63,7 +70,13 @@ class Galaxies(Simulated):
     def draw_catalogue(self, n: int, rng: torch.Generator) -> Catalogue:
         """What `draw(n, rng)` puts into its images."""
         return draw_catalogue(
-            n, count=self.count, size=self.size, peaks=(self.faintest, self.peak), separation=self.separation, rng=rng
+            n,
+            count=self.count,
+            size=self.size,
+            peaks=(self.faintest, self.peak),
+            separation=self.separation,
+            radius=self.radius,
+            rng=rng,
         )
 
     def ingredients(self, n: int, rng: torch.Generator) -> Ingredients:

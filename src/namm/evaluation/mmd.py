@@ -114,10 +114,10 @@ def mmd(
     require_comparable(x, y, NAMES)
     require_size(x.shape[0], size, NAMES[0])
     require_size(y.shape[0], size, NAMES[1])
-    x, y = held(x), held(y)
+    x, y = in_memory(x), in_memory(y)
 
-    def draw(k: int) -> Iterator[View]:
-        return (View(s, random_rows(s.shape[0], size, seed, "mmd", name, k)) for s, name in ((x, "x"), (y, "y")))
+    def draw(k: int) -> Iterator[Subset]:
+        return (Subset(s, random_rows(s.shape[0], size, seed, "mmd", name, k)) for s, name in ((x, "x"), (y, "y")))
 
     return _over_subsets("mmd", subsets, draw, bandwidth=bandwidth, device=device)
 
@@ -131,17 +131,17 @@ def mmd_floor(
     """
     require_comparable(x, x, (NAMES[0], NAMES[0]))
     require_size(x.shape[0] // 2, size, "images, half of the true ones")
-    x = held(x)
+    x = in_memory(x)
 
-    def draw(k: int) -> Iterator[View]:
+    def draw(k: int) -> Iterator[Subset]:
         rows = random_rows(x.shape[0], 2 * size, seed, "mmd floor", k)
         half = random_rows(2 * size, size, seed, "mmd half", k)
-        return (View(x, part) for part in (rows[half], np.delete(rows, half)))
+        return (Subset(x, part) for part in (rows[half], np.delete(rows, half)))
 
     return _over_subsets("mmd_floor", subsets, draw, device=device)
 
 
-def _over_subsets(name: str, subsets: int, draw: Callable[[int], Iterator["View"]], **options: Any) -> Estimate:
+def _over_subsets(name: str, subsets: int, draw: Callable[[int], Iterator["Subset"]], **options: Any) -> Estimate:
     """√MMD² over the pairs `draw(0)`, `draw(1)`, …"""
     if subsets < 1:
         raise UsageError(f"{name} needs at least one subset, got {subsets}.")
@@ -157,7 +157,7 @@ def mmd_error(x: Images, y: Images, *, replicates: int = 200, seed: int = 0, dev
     """
     require_comparable(x, y, NAMES)
     used = min(x.shape[0], y.shape[0], BOOTSTRAP_IMAGES)
-    parts = [View(s, random_rows(s.shape[0], used, seed, "mmd error", k)) for k, s in enumerate((x, y))]
+    parts = [Subset(s, random_rows(s.shape[0], used, seed, "mmd error", k)) for k, s in enumerate((x, y))]
     xx, yy, xy = _Pairs(parts[0], parts[1], None, device).matrices()
     rng = np.random.default_rng(fold(seed, "bootstrap"))
     a, b = (torch.from_numpy(rng.multinomial(used, np.full(used, 1 / used), replicates) / used) for _ in parts)
@@ -196,7 +196,7 @@ def median_bandwidth(x: Images, *, device: Device | None = None) -> float:
     require_comparable(x, x, (NAMES[0], NAMES[0]))
     n = x.shape[0]
     if n > MEDIAN_IMAGES:
-        x, n = View(x, random_rows(n, MEDIAN_IMAGES, 0, "median")), MEDIAN_IMAGES
+        x, n = Subset(x, random_rows(n, MEDIAN_IMAGES, 0, "median")), MEDIAN_IMAGES
     images = _Flat(x, NAMES[0], device)
     distances = torch.empty(n * (n - 1) // 2, dtype=images.dtype)
     sizes, done = [], 0
@@ -313,7 +313,7 @@ def _sizes(a: Tensor) -> Tensor:
 # How metrics read images: by rows, checked, whatever holds them
 
 
-class View:
+class Subset:
     """Some rows of a set of images (N, …), by their sorted indices (n,), read when asked for."""
 
     def __init__(self, images: Images, rows: np.ndarray) -> None:
@@ -329,12 +329,12 @@ class View:
         return self.images[self.rows[index]]
 
 
-def held(images: Images) -> Images:
-    """`images` in memory, for whoever reads them many times; as they are where that would take an eighth of it."""
+def in_memory(images: Images) -> Images:
+    """Read into memory if that takes less than an eighth of what is free."""
     if isinstance(images, Tensor | np.ndarray):
         return images
-    if isinstance(images, View):
-        return View(held(images.images), images.rows)
+    if isinstance(images, Subset):
+        return Subset(in_memory(images.images), images.rows)
     if 8 * 4 * int(np.prod(images.shape, dtype=np.int64)) > psutil.virtual_memory().available:
         return images
     return torch.cat(list(in_chunks(images, PIECE)))
@@ -351,7 +351,7 @@ def read(images: Images, index: Any, name: str) -> Tensor:
     finite = torch.isfinite(rows.flatten(1)).all(1)
     if not finite.all():
         bad = np.arange(images.shape[0])[index][int((~finite).nonzero()[0])]
-        while isinstance(images, View):  # the number that it has in the user's own set
+        while isinstance(images, Subset):  # the number that it has in the user's own set
             bad, images = images.rows[bad], images.images
         raise DataError(
             f"image {bad} of the {name} holds NaN or inf ({int((~finite).sum())} of the {len(rows)} images read "

@@ -25,7 +25,7 @@ from namm.errors import ConstraintError
 from namm.evaluation.mmd import (
     Device,
     Estimate,
-    View,
+    Subset,
     mmd,
     mmd_error,
     mmd_floor,
@@ -65,11 +65,6 @@ class DistanceSummary:
     def median(self) -> float:
         """ℓ of the middle image."""
         return self.quantiles[2]
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the mean, if the images are independent."""
-        return self.std / self.n**0.5
 
     def cd(self, weight: float) -> float:
         """CD = 100·λ·ℓ, as the paper reports it, with `weight` λ."""
@@ -209,7 +204,7 @@ def floor(
     n = reference.shape[0]
     require_size(n // 2, size, "images, half of the reference")
     rows = random_rows(n, n // 2, seed, "floor")
-    first, second = View(reference, rows), View(reference, np.delete(np.arange(n), rows))
+    first, second = Subset(reference, rows), Subset(reference, np.delete(np.arange(n), rows))
     options: Any = {"name": "reference images", "batch_size": batch_size, "device": device}
     one, other = measure_images(first, constraint, **options), measure_images(second, **options)
     estimate = mmd_floor(reference, subsets=subsets, size=size, seed=seed, device=device)
@@ -277,7 +272,8 @@ def _finite(distance: Tensor, start: int, name: str, constraint: Constraint) -> 
     if len(bad):
         raise ConstraintError(
             f"{constraint.name} of image {start + int(bad[0])} of the {name} is {float(values[bad[0, 0]])}, although "
-            "the image is finite: the distance overflows there. Leave such images out and say how many, or mend it."
+            "the image is finite: the distance overflows there; exclude these images and report how many, or fix the "
+            "distance."
         )
     return values
 

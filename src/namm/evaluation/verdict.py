@@ -37,7 +37,7 @@ LOST_MMD, NEAR_MMD = 2.0, 1.25
 GAIN = 0.7
 """ℓ' over the baseline's that is a gain."""
 CLOSE = 0.15
-"""Deviation of total variation and spread from the data's that is none."""
+"""Deviation from the data's total variation and spread that is still accepted."""
 LEFT, CYCLE, LOST_CYCLE = 0.5, 0.1, 0.5
 """Share of the noise's ℓ that a useful f leaves; cycle errors of a map that works, and of one that loses images."""
 MAP_RANGE = (2 / 3, 3 / 2)
@@ -270,8 +270,8 @@ def _cure_of_no_gain(baseline: Figures, data: Figures) -> str:
     if baseline.distance - data.distance <= ERRORS * math.hypot(baseline.distance_error, data.distance_error):
         return "nothing: the plain model keeps this rule already."
     return (
-        "more noise (map.sigma_max) or a longer model (mdm.train.budget): the map mends the noise it was trained with, "
-        "but the model errs in another way or by more."
+        "more noise (map.sigma_max) or a longer training of the model (mdm.train.budget): the map mends the noise it "
+        "was trained with, but the model errs in another way or by more."
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from namm.experiments import recipes
-from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule, Scores
+from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule
 from namm.experiments.engine.settings import (
     FinetuneSettings,
     ForwardSettings,
@@ -13,6 +13,7 @@ from namm.experiments.engine.settings import (
     Settings,
     WeightSettings,
 )
+from namm.report.paper_scores import PaperScores
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
@@ -80,9 +81,9 @@ class BurgersData(Data):
 
 REPORTED = Reported(
     1.0,
-    without_finetuning=Scores(0.09, 0.1225, 0.0040, 3.36),
-    with_finetuning=Scores(0.04, 0.1291, 0.0022, 2.04),
-    baseline=Scores(0.45, 0.0621, 0.2308, 140.70),
+    without_finetuning=PaperScores(0.09, 0.1225, 0.0040, 3.36),
+    with_finetuning=PaperScores(0.04, 0.1291, 0.0022, 2.04),
+    baseline=PaperScores(0.45, 0.0621, 0.2308, 140.70),
 )
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from namm.experiments import recipes
-from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule, Scores
+from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule
 from namm.experiments.engine.settings import InverseSettings
+from namm.report.paper_scores import PaperScores
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
@@ -70,9 +71,9 @@ class DivergenceData(Data):
 
 REPORTED = Reported(
     1.0,
-    without_finetuning=Scores(2.51, 0.0664, 0.0035, 2.21),
-    with_finetuning=Scores(1.57, 0.0781, 0.0058, 3.97),
-    baseline=Scores(6.96, 0.0595, 0.0053, 3.41),
+    without_finetuning=PaperScores(2.51, 0.0664, 0.0035, 2.21),
+    with_finetuning=PaperScores(1.57, 0.0781, 0.0058, 3.97),
+    baseline=PaperScores(6.96, 0.0595, 0.0053, 3.41),
 )
 EXPERIMENT = Experiment(
     "divergence",

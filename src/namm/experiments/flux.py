@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from namm.experiments import recipes
-from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule, Scores
+from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule
+from namm.report.paper_scores import PaperScores
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
@@ -50,9 +51,9 @@ class FluxData(Data):
 
 REPORTED = Reported(
     0.01,
-    without_finetuning=Scores(0.57, 0.0957, 0.0026, 5.02),
-    with_finetuning=Scores(0.49, 0.1023, 0.0027, 4.58),
-    baseline=Scores(2.20, 0.0956, 0.0462, 42.25),
+    without_finetuning=PaperScores(0.57, 0.0957, 0.0026, 5.02),
+    with_finetuning=PaperScores(0.49, 0.1023, 0.0027, 4.58),
+    baseline=PaperScores(2.20, 0.0956, 0.0462, 42.25),
 )
 
 EXPERIMENT = Experiment(

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from namm.experiments import recipes
-from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule, Scores
+from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule
+from namm.report.paper_scores import PaperScores
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
@@ -60,9 +61,9 @@ class PeriodicData(Data):
 
 REPORTED = Reported(
     1.0,
-    without_finetuning=Scores(0.04, 0.0760, 0.0018, 2.26),
-    with_finetuning=Scores(0.04, 0.0758, 0.0014, 1.99),
-    baseline=Scores(1.04, 0.0533, 0.0064, 6.42),
+    without_finetuning=PaperScores(0.04, 0.0760, 0.0018, 2.26),
+    with_finetuning=PaperScores(0.04, 0.0758, 0.0014, 1.99),
+    baseline=PaperScores(1.04, 0.0533, 0.0064, 6.42),
 )
 SIGMA_MAX = 0.3
 """Models of these binary images err by more than others do."""
@@ -72,7 +73,7 @@ EXPERIMENT = Experiment(
     PeriodicData,
     PeriodicRule,
     presets={
-        "demo": recipes.demo(PeriodicData(2048, 256, 1024, size=32), sigma_max=SIGMA_MAX),
+        "demo": recipes.demo(PeriodicData(2048, 256, 1024, size=16), sigma_max=SIGMA_MAX),
         "gpu": recipes.gpu(PeriodicData(20_000, 500, 10_000), sigma_max=SIGMA_MAX),
         "paper": recipes.paper(PeriodicData(30_000, 300, 50_000), REPORTED.weight, epochs=(50, 300, 1000, 1000)),
     },

@@ -25,6 +25,7 @@ EXPERIMENTS: dict[str, str | Experiment] = {
     "divergence": "namm.experiments.divergence",
     "periodic": "namm.experiments.periodic",
     "count": "namm.experiments.count",
+    "darcy": "namm.experiments.darcy",
 }
 """The module of each experiment, or the experiment itself."""
 

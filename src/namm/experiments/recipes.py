@@ -5,8 +5,8 @@ published results used (cycle terms 0.5 each, the gradient regulariser, 64 filte
 
 `gpu` (minutes on one modern GPU) and `demo` (minutes on two CPU cores) are ours, and one recipe serves every rule:
 images standardised, an f for rules of any reach, errors of a tenth of the data's standard deviation and of the kinds
-that models make, λ ten times σ_max over ℓ of these errors, a cosine rate, v-prediction. Why each is so:
-docs/choices.md.
+that models make, λ ten times σ_max over ℓ of these errors, a g that stays near the identity, a cosine rate,
+v-prediction. Why each is so: docs/choices.md.
 
 Milestones are as many as have one half-way through the training.
 
@@ -35,7 +35,7 @@ from namm.experiments.engine.settings import (
     WeightSettings,
     score_training,
 )
-from namm.training.settings import TrainSettings
+from namm.training.settings import CLOSENESS, TrainSettings
 
 
 def paper(
@@ -76,7 +76,7 @@ RULENET = InverseSettings(kind="rulenet", filters=32, blocks=5, boundary="auto")
 """f for rules of any reach."""
 SMALL_RULENET = replace(RULENET, filters=24, blocks=4)
 """The same for a CPU."""
-WEIGHTS = WeightSettings(constraint=10.0, relative=True, cycle=1.0)
+WEIGHTS = WeightSettings(constraint=10.0, relative=True, cycle=1.0, regulariser=CLOSENESS)
 SIGMA_MAX = 0.1
 """Standard deviations of the data that errors have at most; a quarter of it in finetuning."""
 

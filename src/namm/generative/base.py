@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather
 from torch import Tensor, nn
 
 from namm.datasets.batches import Images, in_chunks
+from namm.distributed import process_state
 from namm.errors import DataError, UsageError
 from namm.numerics import at_least_float32
 from namm.numerics import generator as seeded
@@ -135,7 +135,7 @@ def check_shape(y: Tensor, shape: tuple[int, int, int]) -> None:
 
 
 @dataclass(frozen=True)
-class Noise:
+class SampleNoise:
     """The noise of samples `start` to `stop`, each of shape `shape`, where `like` lives and in its precision."""
 
     seed: int
@@ -164,7 +164,7 @@ def as_seed(generator: torch.Generator | int | None) -> int:
 
 
 def sample_in_batches(
-    make: Callable[[Noise], Tensor],
+    make: Callable[[SampleNoise], Tensor],
     n: int,
     shape: tuple[int, ...],
     *,
@@ -182,12 +182,12 @@ def sample_in_batches(
         raise UsageError(
             f"n and batch_size must be at least 1 and first at least 0, not {n}, {batch_size} and {first}."
         )
-    processes = PartialState(cpu=not torch.cuda.is_available())
+    processes = process_state()
     rank, world, seed = processes.process_index, processes.num_processes, as_seed(generator)
     if world > 1:
         (seed,) = broadcast_object_list([seed])
     bounds = batch_bounds(n, batch_size, rank, world)
-    parts = [make(Noise(seed, first + start, first + stop, shape, like)) for start, stop in bounds]
+    parts = [make(SampleNoise(seed, first + start, first + stop, shape, like)) for start, stop in bounds]
     mine = torch.cat([like.new_empty(0, *shape), *parts])
     if world == 1:
         return mine
@@ -205,6 +205,6 @@ def batch_bounds(n: int, batch_size: int, rank: int = 0, world: int = 1) -> list
 
 def sampling_bar(n: int, batch_size: int, steps: int, visible: bool) -> ProgressBar:
     """The bar of `n` samples of so many `steps` each, shown by the main process for its own batches."""
-    processes = PartialState(cpu=not torch.cuda.is_available())
+    processes = process_state()
     batches = len(batch_bounds(n, max(1, batch_size), 0, processes.num_processes))
     return ProgressBar(f"sampling {n}", steps * batches, visible=visible and processes.is_main_process)

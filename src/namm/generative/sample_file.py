@@ -21,7 +21,6 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from namm._version import __version__
@@ -29,6 +28,7 @@ from namm.constraints import Constraint
 from namm.datasets import store
 from namm.datasets.base import BLOCK
 from namm.datasets.readers import LazyImages
+from namm.distributed import process_state
 from namm.errors import DataError, MemoryShortage, UsageError
 from namm.generative.base import evaluating
 from namm.generative.diffusion import Diffusion
@@ -80,7 +80,7 @@ def write_samples(
     size = max(1, min(256, PIXELS // (shape[1] * shape[2]))) if batch_size is None else batch_size
     if n < 1 or size < 1 or first < 0:
         raise UsageError(f"n and batch_size must be at least 1 and first at least 0, not {n}, {size} and {first}.")
-    processes = PartialState(cpu=not torch.cuda.is_available())
+    processes = process_state()
     together = -(-size * processes.num_processes // BLOCK)
     shapes = {"images": (n, *shape), "mirror_images": (n, *shape), "seconds": (n,)}
     if constraint is not None:

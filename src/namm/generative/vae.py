@@ -18,7 +18,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.generative.base import Noise, Standardised, check_shape, evaluating, sample_in_batches
+from namm.generative.base import SampleNoise, Standardised, check_shape, evaluating, sample_in_batches
 from namm.maps.layers import Boundary, DoublingConv2d, SameConv2d
 from namm.numerics import at_least_float32, full_precision
 
@@ -129,7 +129,7 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
         call this; each makes its share and all get all samples.
         """
 
-        def make(noise: Noise) -> Tensor:
+        def make(noise: SampleNoise) -> Tensor:
             return self.decode(replace(noise, shape=(self.latent,))(0))
 
         like, shape = at_least_float32(self.mean), self.sample_shape

@@ -25,7 +25,7 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.errors import DataError, UsageError
 from namm.generative import Mirrored
-from namm.generative.base import Noise, evaluating, sample_in_batches, sampling_bar
+from namm.generative.base import SampleNoise, evaluating, sample_in_batches, sampling_bar
 from namm.generative.samplers import DDIM, Ancestral, Process, Step, Steps
 from namm.inverse.guidance import DPSGuidance, Evidence, Guess, Guidance, LikelihoodGuidance
 from namm.inverse.noise import GaussianNoise
@@ -51,7 +51,7 @@ class DDIMSteps(DDIM):
     eta: float = 1.0
 
 
-DEFAULT_GUIDANCE, PAPER_STEPS = DPSGuidance(), AncestralSteps(1000)
+DEFAULT_GUIDANCE, PAPER_SAMPLER = DPSGuidance(), AncestralSteps(1000)
 
 
 class DiffusionPrior(Process, Protocol):
@@ -166,7 +166,7 @@ def sample_posterior(
     *,
     n: int = 1,
     guidance: Guidance = DEFAULT_GUIDANCE,
-    steps: Steps = PAPER_STEPS,
+    steps: Steps = PAPER_SAMPLER,
     constraint: Constraint | None = None,
     retries: int = 3,
     batch_size: int = 64,
@@ -213,7 +213,7 @@ def sample_posterior(
         with sampling_bar(count, batch_size, steps.steps, progress) as bar:
             attempt = partial(_attempt, prior, model, steps, constraint, bar.advance)
 
-            def draw(noise: Noise) -> Tensor:
+            def draw(noise: SampleNoise) -> Tensor:
                 """Turn the noise of a batch into its samples, a row each: what `_attempt` gives, then their redraws."""
                 noise, pull = replace(noise, shape=shape), guidance
                 numbers = torch.arange(noise.start, noise.stop, device=like.device)
@@ -327,6 +327,6 @@ def _attempt(
     return _keep(good, torch.cat([y.flatten(1), x.flatten(1), chi2[:, None], distance[:, None]], 1))
 
 
-def _some(noise: Noise, rows: Tensor, step: int) -> Tensor:
+def _some(noise: SampleNoise, rows: Tensor, step: int) -> Tensor:
     """The noise of some samples of a batch at a step."""
     return noise(step)[rows]

@@ -19,6 +19,8 @@ width · channels, and not by the number of pixels, is the published normalisati
 enters g only through the step function λ', whose derivative is zero almost everywhere, so b is not trained.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
@@ -142,6 +144,17 @@ class ICNN(ModelMixin, ConfigMixin):
                 f"images of {x.shape[-2]}×{x.shape[-1]} are smaller than the kernel ({self.kernel_size}); "
                 "use larger images or a smaller kernel_size."
             )
+
+
+def project_weights(network: nn.Module) -> Callable[[], None]:
+    """What to call after every update of `network`: the ICNNs in it set their negative weights back to zero."""
+    icnns = [module for module in network.modules() if isinstance(module, ICNN)]
+
+    def project() -> None:
+        for icnn in icnns:
+            icnn.project_weights()
+
+    return project
 
 
 def neighbourhoods(x: Tensor, k: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the report of a run is made of: plain values and arrays, read from the run's folder by somebody else."""
+"""What the report of a run is made of: plain values and arrays, collected by `stages/report.py`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from namm.evaluation.scores import Milestone
 from namm.evaluation.verdict import Verdict
 from namm.report.figures.base import Array, View
 from namm.report.figures.samples import Method
+from namm.report.paper_scores import PaperScores
 
 ROWS = {
     "data": ("data", "other real images: the floor"),
@@ -18,16 +19,6 @@ ROWS = {
     "repaired": ("baseline repaired", "f(g(x)) of its samples"),
 }
 """Rows of an evaluation by name: what tables call them, and what they are."""
-
-
-@dataclass(frozen=True)
-class Paper:
-    """What the paper reports in a row of its Table 1 and of its FID table."""
-
-    cd: float
-    mmd: float
-    kid: float
-    fid: float
 
 
 @dataclass(frozen=True)
@@ -45,7 +36,7 @@ class Row:
     spread: float  # over the data's
     kid: tuple[float, float] | None = None  # mean and standard deviation, where it was measured
     fid: float | None = None
-    paper: Paper | None = None
+    paper: PaperScores | None = None
     verdict: str | None = None  # beside the baseline; none for the baseline and the data
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from namm.evaluation.scores import half_way
 from namm.formatting import ABSENT, format_number
 from namm.report.contents import ROWS, Contents
-from namm.report.figures.base import BASELINE, OTHER, OURS, Theme, png
+from namm.report.figures.base import BASELINE_COLOUR, OTHER_COLOUR, OURS_COLOUR, Theme, png
 from namm.report.figures.samples import grids_figure, samples_figure
 from namm.report.figures.studies import Curve, efficiency_figure, training_figure
 
@@ -109,9 +109,9 @@ def _curves(c: Contents) -> list[Curve]:
     """ℓ against compute: the milestones of each training, or where it ended; none while nothing has a cost."""
     spent = {cost.stage: cost.seconds for cost in (*c.ours, *c.baseline)}
     ends = {
-        "mdm": (spent.get("map", 0.0) + spent.get("mdm", 0.0), OTHER),
-        "finetuned": (sum(cost.seconds for cost in c.ours), OURS),
-        "dm": (spent.get("dm", 0.0), BASELINE),
+        "mdm": (spent.get("map", 0.0) + spent.get("mdm", 0.0), OTHER_COLOUR),
+        "finetuned": (sum(cost.seconds for cost in c.ours), OURS_COLOUR),
+        "dm": (spent.get("dm", 0.0), BASELINE_COLOUR),
     }
     curves = []
     for name, (end, colour) in ends.items() if spent else ():

@@ -22,7 +22,8 @@ c twice the largest |u| of the data the count also covers what the linearisation
 denominator, and rough states that grow between two columns.
 
 **Differentiating.** With J = I − G'(v) the gradient is λ = J⁻ᵀ ∂ℓ/∂v, found by the same relaxation on the transposed
-(linear) rows. Memory is one state per step, whatever the number of sweeps.
+(linear) rows, and a tangent of r becomes one of v by J⁻¹, on the rows themselves. Memory is one state per step,
+whatever the number of sweeps.
 """
 
 import math
@@ -217,7 +218,24 @@ class _ImplicitHalfStep(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, BurgersGrid, int], output: Tensor) -> None:
         ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
         _, ctx.grid, ctx.dim = inputs
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        """J⁻¹ times the tangent of r, by relaxation on the linear rows."""
+        grid, dim = ctx.grid, ctx.dim
+        a, b = grid.advection, grid.diffusion
+        v = ctx.saved_tensors[0].clamp(-grid.covered_speed, grid.covered_speed)
+        right, left = _neighbours(v, dim)
+        scale = 1 / _diagonal(right, left, grid)
+        from_right, from_left, source = scale * (b - a * v), scale * (b + a * v), scale * tangent
+
+        def sweep(moved: Tensor) -> Tensor:
+            after, before = _neighbours(moved, dim)
+            return torch.addcmul(torch.addcmul(source, from_right, after), from_left, before)
+
+        return _relax(sweep, source, grid)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from namm.errors import UsageError
 
-SIZE_SHAPE, SIZE_SCALE, SMALLEST = 1.6, 2.0, 1.0
+SIZE_SHAPE, RADIUS, SMALLEST = 1.6, 2.0, 1.0
 """Shape and scale (px) of the gamma distribution of the semi-major axis, and where it is cut."""
 ELLIPTICITY = (1.7, 4.5)
 """Parameters of the beta distribution of the ellipticity."""
@@ -59,11 +59,18 @@ class Catalogue:
 
 
 def draw_catalogue(
-    n: int, *, count: int, size: int, peaks: tuple[float, float], separation: float, rng: torch.Generator
+    n: int,
+    *,
+    count: int,
+    size: int,
+    peaks: tuple[float, float],
+    separation: float,
+    rng: torch.Generator,
+    radius: float = RADIUS,
 ) -> Catalogue:
     """`n` images of `count` sources on size × size pixels, on the generator's device.
 
-    `peaks` are A_min and A_max; two centres of an image are at least `separation` apart.
+    `peaks` are A_min and A_max; two centres of an image are at least `separation` apart; `radius` is the scale of a.
     """
     require_room(count, size, separation)
     # One seed from torch, then NumPy, whose gamma and beta variates take a generator.
@@ -71,7 +78,7 @@ def draw_catalogue(
     shape = (n, count)
     columns = (
         _centres(n, count, size, separation, numpy).astype(np.float64),
-        _axes(shape, numpy),
+        _axes(shape, radius, numpy),
         numpy.beta(*ELLIPTICITY, size=shape),
         numpy.uniform(0, math.pi, size=shape),
         numpy.uniform(*peaks, size=shape),
@@ -148,11 +155,11 @@ def background_variance(scale: float, blur: float) -> float:
     return float(scale * blur_kernel(blur).square().sum()) ** 2
 
 
-def _axes(shape: tuple[int, ...], numpy: np.random.Generator) -> NDArray[np.float64]:
+def _axes(shape: tuple[int, ...], radius: float, numpy: np.random.Generator) -> NDArray[np.float64]:
     """Semi-major axes; those below `SMALLEST` are drawn again."""
-    axes = SIZE_SCALE * numpy.gamma(SIZE_SHAPE, size=shape)
+    axes = radius * numpy.gamma(SIZE_SHAPE, size=shape)
     while (small := axes < SMALLEST).any():
-        axes[small] = SIZE_SCALE * numpy.gamma(SIZE_SHAPE, size=int(small.sum()))
+        axes[small] = radius * numpy.gamma(SIZE_SHAPE, size=int(small.sum()))
     return axes
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate import PartialState
 from torch import Tensor, nn
 from torch.nn import functional
 
 from namm.constraints.count import Counter
 from namm.datasets.batches import in_chunks
 from namm.datasets.galaxies import Galaxies
+from namm.distributed import process_state
 from namm.errors import UsageError
 from namm.files import require_same
 from namm.numerics import fold
@@ -131,7 +131,7 @@ def train_counter(
         "errors": {str(label): error for label, error in errors.items()},
     }
     counter.cpu()
-    processes = PartialState()
+    processes = process_state()
     if processes.is_main_process:
         counter.save(path)
     processes.wait_for_everyone()

@@ -135,6 +135,11 @@ def evenly(count: int, total: int) -> frozenset[int]:
     return frozenset(max(1, round(total * k / count)) for k in range(1, count + 1)) if count else frozenset()
 
 
+CLOSENESS = 0.1
+"""λ_reg of maps whose numbers are ours to choose, with Eq. 5. With the paper's 10⁻³ g may stretch mirror space until
+σ_max means nothing there: errors of samples, which are relative to y, are then larger than any that f has met."""
+
+
 # A budget in minutes: how many steps it is
 
 MARKS = (1 / 32, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)

@@ -3,24 +3,25 @@
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
 import torch
-from accelerate import PartialState
 from torch import Tensor
 
 from namm.constraints import Constraint, ConstraintReport
 from namm.constraints import constraint as as_constraint
 from namm.constraints.contract import check_at, unusual
 from namm.datasets.batches import Images, check_images, check_values, to_tensor
+from namm.distributed import process_state
 from namm.errors import CheckpointError, DataError, NammWarning
 from namm.evaluation.scores import measure_images, ratio
 from namm.evaluation.verdict import Watched
 from namm.files import rename_durably
-from namm.maps import ICNN, MirrorMap
+from namm.maps import MirrorMap
+from namm.maps.icnn import project_weights
 from namm.numerics import arithmetic, at_least_float32
 from namm.training.checkpoint import describe_network, fingerprint, name_of, read, weights_digest
 from namm.training.objectives import (
@@ -31,10 +32,11 @@ from namm.training.objectives import (
     Regulariser,
     UniformNoise,
     Weights,
+    identity_regulariser,
 )
 from namm.training.settings import TrainSettings
 from namm.training.trainer import TrainResult, Watch, train
-from namm.training.tune import Tuning, build_mirror, calibrate, chosen_once, tune
+from namm.training.tune import OTHERS, Tuning, build_mirror, calibrate, chosen_once, tune
 
 Rule = Constraint | Callable[[Tensor], Tensor]
 
@@ -96,8 +98,8 @@ class MapOptions(TypedDict, total=False):
         noise: How far from g(x) f learns to come back: `ModelErrors(σ_max)`, or, as in the paper, `UniformNoise(σ_max)`
             or `FixedNoise(σ)`; chosen by measurement where it is left out.
         weights: Weights of the terms of Eq. 1; λ is chosen by measurement where they are left out.
-        regulariser: `gradient_regulariser`, as published, or `identity_regulariser` (Eq. 5). None takes the former
-            where g is an ICNN and the latter for any other g, which has no potential (`default_regulariser`).
+        regulariser: `gradient_regulariser`, as published, or `identity_regulariser` (Eq. 5). None takes the latter
+            where λ is chosen; else the former where g is an ICNN, and Eq. 5 for any other g, which has no potential.
         settings: Budget, batch, rate, seed and the rest.
         validation: Held-out images.
         folder: Where to keep checkpoints, logs and, at the end, the maps (`folder/mirror`); see `train`.
@@ -138,7 +140,8 @@ def _train_map(
         choose = partial(tune, mirror, data, rule, noise=noise, weight=weight, seed=settings.seed)
         tuning = chosen_once(None if folder is None else Path(folder), choose)
         noise = noise or ModelErrors(tuning.sigma)
-        weights = weights or Weights(tuning.weight, cycle=1.0)
+        if weights is None:
+            weights, regulariser = replace(OTHERS, constraint=tuning.weight), regulariser or identity_regulariser
     _check_noise(mirror, rule, data, noise.maximum, weights.constraint)
     calibrate(mirror, data, rule, noise, settings.seed)
     objective = MapObjective(mirror, rule, noise=noise, weights=weights, regulariser=regulariser)
@@ -220,7 +223,7 @@ def _train(
         title=title,
         progress=progress,
     )
-    processes = PartialState()
+    processes = process_state()
     if folder is not None and processes.is_main_process:
         _save(mirror, Path(folder) / "mirror")
     processes.wait_for_everyone()
@@ -292,17 +295,6 @@ def load_weights(mirror: MirrorMap, path: str | Path) -> None:
         raise CheckpointError(f"{path} is not of this map: {', '.join(unknown[:3]) or 'it holds no map at all'}.")
 
 
-def project_weights(mirror: MirrorMap) -> Callable[[], None]:
-    """What to call after every update: ICNNs set their negative weights back to zero."""
-    icnns = [module for module in mirror.modules() if isinstance(module, ICNN)]
-
-    def project() -> None:
-        for icnn in icnns:
-            icnn.project_weights()
-
-    return project
-
-
 def _check_data(mirror: MirrorMap, data: Images, rule: Constraint, floor_limit: float | None) -> ConstraintReport:
     """Everything that can be wrong with maps, data and constraint, before training starts."""
     _warn(check_values(data))
@@ -332,7 +324,7 @@ def _check_noise(mirror: MirrorMap, rule: Constraint, data: Images, sigma: float
 
 
 def _warn(sentences: list[str]) -> None:
-    if PartialState(cpu=not torch.cuda.is_available()).is_main_process:
+    if process_state().is_main_process:
         for sentence in sentences:
             warnings.warn(sentence, NammWarning, stacklevel=4)
 

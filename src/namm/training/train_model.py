@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from namm.datasets.batches import Images, check_images, check_values, map_images
+from namm.distributed import process_state
 from namm.errors import CheckpointError, DataError, UsageError
 from namm.files import write_atomically
 from namm.generative.base import DrawsNoise, GenerativeModel, Standardised, evaluating
@@ -74,7 +74,7 @@ def train_model(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"a {type(model).__name__} cannot be trained: it is not a torch.nn.Module.")
-    processes = PartialState(cpu=not torch.cuda.is_available())
+    processes = process_state()
     for images, name in ((data, "data"), (validation, "validation")):
         if images is None:
             continue

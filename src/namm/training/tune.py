@@ -29,10 +29,11 @@ from namm.evaluation import total_variation
 from namm.files import write_json
 from namm.generative import Diffusion, DPMSolver, NCSNpp, Velocity
 from namm.maps import ICNN, MirrorMap, RuleNet
+from namm.maps.icnn import project_weights
 from namm.maps.layers import Boundary
 from namm.numerics import fold, generator
-from namm.training.objectives import MapObjective, ModelErrors, Noise, Weights, perturb
-from namm.training.settings import CHOSEN
+from namm.training.objectives import MapObjective, ModelErrors, Noise, Weights, identity_regulariser, perturb
+from namm.training.settings import CHOSEN, CLOSENESS
 from namm.training.trainer import clock
 
 LOOKED_AT = 256
@@ -41,6 +42,8 @@ SIGMA, RANGE = 0.1, (0.03, 0.15)
 """σ_max where no model could be tried, and the bounds of what is chosen, in standard deviations of the data."""
 COST, COSTS = 10.0, (3.0, 10.0, 30.0)
 """λ ℓ(errors of σ_max) / σ_max: where it is not tried, and what is tried."""
+OTHERS = Weights(cycle=1.0, regulariser=CLOSENESS)
+"""Weights of the other terms where λ is chosen."""
 MODEL_WORK, TRIAL_WORK = 1.2e6, 2e5
 """Pixels, over all steps, of the brief model and of each trial of a map."""
 CLEARLY = 0.8
@@ -156,7 +159,7 @@ def tune(
     *,
     noise: Noise | None = None,
     weight: float | None = None,
-    weights: Weights = Weights(cycle=1.0),
+    weights: Weights = OTHERS,
     seed: int = 0,
     trials: bool = True,
 ) -> Tuning:
@@ -296,20 +299,18 @@ def _trial(
     """Train a copy of the map for a few steps and measure it on images that it was not trained on."""
     trial, batch = copy.deepcopy(mirror), 8
     calibrate(trial, x, rule, noise, seed)
-    objective = MapObjective(trial, rule, noise=noise, weights=weights)
+    objective = MapObjective(trial, rule, noise=noise, weights=weights, regulariser=identity_regulariser)
     rng = generator(seed, "trial", device=x.device)
     rows = _batches(x[: len(x) - len(x) // 4], batch, _steps(TRIAL_WORK, x, batch), seed)
-    icnns = [module for module in trial.modules() if isinstance(module, ICNN)]
+    project = project_weights(trial)
 
     def losses() -> Iterator[Tensor]:
         for each in rows:
-            for icnn in icnns:
-                icnn.project_weights()
+            project()
             yield objective(each, *objective.draw((each,), rng))["loss"]
 
     _descend((p for p in trial.parameters() if p.requires_grad), losses(), rate=1e-3)
-    for icnn in icnns:
-        icnn.project_weights()
+    project()
     with torch.no_grad():
         held_out = x[-max(1, len(x) // 4) :][:64]
         errors = distance_of_errors(trial, held_out, rule, noise, seed)

@@ -99,7 +99,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class PosteriorSummary:
     """n posterior samples of each of M truths, on the CPU; samples that failed are NaN.
 
     Attributes:
@@ -157,7 +157,7 @@ def assimilate(
     *,
     rows: range | None = None,
     progress: bool = False,
-) -> Outcome:
+) -> PosteriorSummary:
     """Posterior samples of the task's truths, or of those in `rows`, which are the same whoever asks for them.
 
     Sample i of truth j depends on (model, task, setting, steps, seed, j, i) alone, j counting from the task's first.
@@ -185,7 +185,7 @@ def assimilate(
 
 
 @torch.no_grad()
-def _outcome(setting: Setting, posterior: Posterior, truth: Tensor, rule: Constraint, start: float) -> Outcome:
+def _outcome(setting: Setting, posterior: Posterior, truth: Tensor, rule: Constraint, start: float) -> PosteriorSummary:
     assert posterior.distance is not None
     x, failed = posterior.samples, posterior.failed.cpu()
     residuals = torch.stack([rule.residual(each) for each in x]).cpu() if rule.has_residual else None
@@ -194,7 +194,7 @@ def _outcome(setting: Setting, posterior: Posterior, truth: Tensor, rule: Constr
     count = good.sum(1)
     mean = samples.nan_to_num().sum(1) / count  # NaN where every sample failed
     variance = torch.where(good, (samples - mean[:, None]).square(), 0.0).sum(1) / (count - 1).clamp(min=1)
-    return Outcome(
+    return PosteriorSummary(
         setting=setting,
         samples=samples,
         distance=posterior.distance.cpu(),
@@ -251,7 +251,7 @@ class Score:
 
     @classmethod
     def of(cls, setting: Setting, arrays: Mapping[str, Tensor], seconds: float) -> "Score":
-        """From arrays by the names of `Outcome`'s."""
+        """From arrays by the names of `PosteriorSummary`'s."""
         distance = arrays["distance"].double()
         good = ~arrays["failed"].bool()
         kept, errors, covered = distance[good], arrays["error"].double(), arrays["coverage"].double()
@@ -272,6 +272,6 @@ class Score:
         )
 
 
-def score(outcome: Outcome) -> Score:
+def score(outcome: PosteriorSummary) -> Score:
     """The figures of an outcome."""
     return Score.of(outcome.setting, vars(outcome), outcome.seconds)

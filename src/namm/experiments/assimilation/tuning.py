@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from namm.constraints import Constraint
 from namm.errors import UsageError
-from namm.experiments.assimilation.assimilate import Outcome, Sampling, Score, Setting, assimilate, score
+from namm.experiments.assimilation.assimilate import PosteriorSummary, Sampling, Score, Setting, assimilate, score
 from namm.experiments.assimilation.tasks import Task
 from namm.generative import Mirrored
 
@@ -27,7 +27,7 @@ WEIGHTS = {"dps": (50.0, 100.0, 200.0, 400.0, 800.0, 2000.0), "likelihood": (1e3
 """What is tried, by guidance."""
 REFINEMENTS = 4
 
-Logger = Callable[[Outcome], None]
+OnSummary = Callable[[PosteriorSummary], None]
 
 
 def grid(
@@ -50,7 +50,7 @@ def try_settings(
     settings: Sequence[Setting],
     rule: Constraint,
     sampling: Sampling,
-    log: Logger = lambda outcome: None,
+    log: OnSummary = lambda outcome: None,
 ) -> list[Score]:
     """How each setting does on the task's truths; `log` is given every outcome before it is let go of."""
     scores = []
@@ -82,7 +82,7 @@ def tune(
     zetas: Sequence[float] = (),
     weights: Sequence[float] = (),
     refinements: int = REFINEMENTS,
-    log: Logger = lambda outcome: None,
+    log: OnSummary = lambda outcome: None,
 ) -> dict[str, list[Score]]:
     """All that was tried, by method: the grid, and values of ζ between its neighbours where χ² crosses its target."""
     zetas, weights = zetas or ZETAS[guidance], weights or WEIGHTS[guidance]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from namm.constraints import Constraint
 from namm.datasets import Dataset
 from namm.datasets.batches import Images, to_tensor
+from namm.distributed import process_state
 from namm.experiments.engine.experiment import Data, Rule
 from namm.experiments.engine.settings import (
     DiffusionSettings,
@@ -78,7 +78,7 @@ SAMPLERS: dict[str, Callable[[int], Sampler]] = {
 
 def device() -> torch.device:
     """Where models run. Under torchrun the first call is for all processes together: they meet in it."""
-    found: torch.device = PartialState(cpu=not torch.cuda.is_available()).device
+    found: torch.device = process_state().device
     return found
 
 

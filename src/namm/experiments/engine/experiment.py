@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from namm.errors import UsageError
+from namm.report.paper_scores import PaperScores
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
@@ -114,31 +115,21 @@ class Data(ABC):
 
 
 @dataclass(frozen=True)
-class Scores:
-    """One column of the paper's Table 1 and of its FID table."""
-
-    cd: float
-    mmd: float
-    kid: float
-    fid: float
-
-
-@dataclass(frozen=True)
 class Reported:
     """What the paper reports. `weight` is its λ_constr: CD = 100·λ·ℓ."""
 
     weight: float
-    without_finetuning: Scores
-    with_finetuning: Scores
-    baseline: Scores
+    without_finetuning: PaperScores
+    with_finetuning: PaperScores
+    baseline: PaperScores
 
     def cd(self, distance: float) -> float:
         """A mean distance ℓ on the paper's scale."""
         return 100 * self.weight * distance
 
 
-NOBODY = Scores(math.nan, math.nan, math.nan, math.nan)
-UNREPORTED = Reported(1.0, NOBODY, NOBODY, NOBODY)
+NO_SCORES = PaperScores(math.nan, math.nan, math.nan, math.nan)
+UNREPORTED = Reported(1.0, NO_SCORES, NO_SCORES, NO_SCORES)
 """What the paper reports of a rule that it does not know; CD is then 100·ℓ."""
 
 

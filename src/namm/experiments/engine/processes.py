@@ -25,11 +25,11 @@ from namm.errors import Interrupted, NammError, RunFolderError
 T = TypeVar("T")
 
 FAILURES, PULSE = "failures", "pulse"
-PULSE_SECONDS, DEAD_SECONDS, SPEAK_SECONDS = 5.0, 600.0, 2.0
+PULSE_SECONDS, DEAD_SECONDS, ERROR_GRACE_SECONDS = 5.0, 600.0, 2.0
 _turns = count()
 
 
-class Lost(NammError):
+class ProcessLost(NammError):
     """Another process of the run has failed or is gone; it says why, where it can."""
 
 
@@ -93,7 +93,7 @@ def rank_zero_output() -> Iterator[None]:
                 wait_for_the_reason()
                 raise SystemExit(getattr(error, "exit_code", 1)) from None
             if "gloo" in str(error) or type(error).__name__.startswith("Dist"):
-                raise Lost(
+                raise ProcessLost(
                     "another process of this run is gone and gave no reason: was it killed, or out of memory? The same "
                     "command goes on with what was saved."
                 ) from error
@@ -106,7 +106,7 @@ def rank_zero_output() -> Iterator[None]:
 
 def wait_for_the_reason() -> None:
     """Wait before a silent end: torchrun ends all processes when one ends, and the one that says why may be slower."""
-    time.sleep(SPEAK_SECONDS)
+    time.sleep(ERROR_GRACE_SECONDS)
 
 
 def require_shared(folder: Path, name: str) -> None:
@@ -131,15 +131,15 @@ def _wait_for(key: str) -> bytes:
         store = _store()
         while not store.check([key]):
             if store.check([FAILURES]):
-                raise Lost("another process failed.")
+                raise ProcessLost("another process failed.")
             time.sleep(0.05)
             if (now := int(store.add(PULSE, 0))) != pulse:
                 pulse, last = now, time.monotonic()
             if time.monotonic() - last > DEAD_SECONDS:
-                raise Lost(f"the main process has given no sign of life for {DEAD_SECONDS / 60:.0f} minutes.")
+                raise ProcessLost(f"the main process has given no sign of life for {DEAD_SECONDS / 60:.0f} minutes.")
         return bytes(store.get(key))
     except RuntimeError as error:  # torch.distributed's errors are
-        raise Lost(f"the connection to the main process is lost: {error}") from error
+        raise ProcessLost(f"the connection to the main process is lost: {error}") from error
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def _pickled(error: BaseException) -> bytes:
     """An error for the other processes; its message alone where it cannot be pickled."""
     if not isinstance(error, Exception):
         error = Interrupted("the main process was interrupted: the same command goes on from there.")
-    content = pickle.dumps((False, Lost(str(error))))
+    content = pickle.dumps((False, ProcessLost(str(error))))
     with suppress(Exception):
         pickle.loads(whole := pickle.dumps((False, error)))
         content = whole
@@ -174,7 +174,6 @@ def _pickled(error: BaseException) -> bytes:
 @cache
 def _store() -> Any:
     """A key-value store of all processes: that of torchrun's agent, which outlives them, where there is one."""
-    import torch
     from torch import distributed
     from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
@@ -182,8 +181,8 @@ def _store() -> Any:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store: Store = distributed.TCPStore(host, port, is_master=False, timeout=timedelta(minutes=1))  # type: ignore[attr-defined]
     else:
-        from accelerate import PartialState
+        from namm.distributed import process_state
 
-        PartialState(cpu=not torch.cuda.is_available())
+        process_state()
         store = _get_default_store()
     return PrefixStore(f"namm/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -74,11 +74,11 @@ def run(
                     later = [other for other in stages if other.name not in records]
                     on_main_process(partial(_require_good, records[stage.name], folder, keys, later))
             return records
-    except BrokenPipeError:  # nobody reads what is told
+    except BrokenPipeError:  # stdout was closed
         raise
     except OSError as error:
         raise RunFolderError(
-            f"{folder} cannot be used ({error}): once that is mended, the same command goes on where this one stopped."
+            f"{folder} cannot be used ({error}): fix that, then run the same command to resume."
         ) from error
 
 
@@ -111,7 +111,7 @@ def _run_stage(
 
     record, done = on_main_process(place)
     if not done:
-        log(f"{stage.name:<9}{'goes on' if record.attempts else 'running'}")
+        log(f"{stage.name:<9}{'resuming' if record.attempts else 'running'}")
         work = Work(settings, folder, {name: run_folder / name for name in needed}, progress)
         record = _attempt(stage, work, record)
     compute = f"compute {record.compute_seconds:.1f} s, " if record.compute_seconds else ""

@@ -48,6 +48,7 @@ def _canonical(value: Any, hint: Any) -> Any:
 
 
 NEW = {
+    "radius": 2.0,
     "kind": "resnet",
     "modes": 64,
     "templates": 4,
@@ -56,7 +57,7 @@ NEW = {
     "standardise": False,
     "tune": False,
 }
-"""Settings of a map that version 0.1 did not have, and the values that mean what it did."""
+"""Settings that version 0.1 did not have, and the values that mean what it did."""
 
 
 def without_new_defaults(values: Any) -> Any:

@@ -44,7 +44,7 @@ from namm.files import locked, write_json
 if TYPE_CHECKING:
     from namm.constraints import Constraint
 
-RECORD, INHERITED = "NAMM_TRUST", "NAMM_TRUSTED"
+TRUST_VARIABLE, INHERITED = "NAMM_TRUST", "NAMM_TRUSTED"
 """Variables of the environment: the record's path, and the fingerprints that a parent process allowed."""
 
 _accepting: ContextVar[bool] = ContextVar("accepting", default=False)
@@ -156,7 +156,7 @@ def accepting() -> Iterator[None]:
 
 def is_trusted(source: Source) -> bool:
     """Whether this user has run or allowed exactly this source; what is part of namm always is."""
-    return source.is_ours or source.fingerprint in _inherited() or source.fingerprint in read_record()
+    return source.is_ours or source.fingerprint in _inherited() or source.fingerprint in read_trusted()
 
 
 def _inherited() -> list[str]:
@@ -189,8 +189,8 @@ def allow(source: Source, rule: str) -> None:
         return
     os.environ[INHERITED] = ",".join([*_inherited(), source.fingerprint])
     try:
-        if source.fingerprint not in read_record():
-            record(source, rule)
+        if source.fingerprint not in read_trusted():
+            record_trusted(source, rule)
     except NammError as error:
         if is_main():
             print(f"namm: warning: {error} The rule {rule} is trusted for this call alone.", file=sys.stderr)
@@ -198,14 +198,14 @@ def allow(source: Source, rule: str) -> None:
 
 def record_path() -> Path:
     """Where this user's record is."""
-    if given := os.environ.get(RECORD):
+    if given := os.environ.get(TRUST_VARIABLE):
         return Path(given)
     state = os.environ.get("XDG_STATE_HOME", "")
     home = Path(state) if os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
     return home / "namm" / "trusted.json"
 
 
-def read_record() -> Mapping[str, Any]:
+def read_trusted() -> Mapping[str, Any]:
     """What was recorded, by fingerprint."""
     path = record_path()
     try:
@@ -218,7 +218,7 @@ def read_record() -> Mapping[str, Any]:
         ) from error
 
 
-def record(source: Source, rule: str) -> None:
+def record_trusted(source: Source, rule: str) -> None:
     """Add `source` to the record."""
     path = record_path()
     try:
@@ -226,6 +226,6 @@ def record(source: Source, rule: str) -> None:
         with locked(path.with_name(f".{path.name}.lock"), str(path), wait=True):
             files = [str(file.path) for file in source.files.values() if file.content is not None]
             entry = {"rule": rule, "files": sorted(files) or [describe(source)], "recorded": now()}
-            write_json(path, {"sources": {**read_record(), source.fingerprint: entry}}, mode=0o600)
+            write_json(path, {"sources": {**read_trusted(), source.fingerprint: entry}}, mode=0o600)
     except OSError as error:
         raise NammError(f"{path}, the record of the rules that you trust, cannot be written ({error}).") from error

@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 
 from namm.experiments.paper.output import Part, Runs, Value, over_seeds
-from namm.report.figures import BASELINE, OTHER, OURS
+from namm.report.figures.base import BASELINE_COLOUR, OTHER_COLOUR, OURS_COLOUR
 from namm.report.figures.studies import Curve, efficiency_figure
 
-CURVES = {"mdm": ("ours, not finetuned", OTHER), "finetune": ("ours", OURS), "dm": ("baseline", BASELINE)}
+CURVES = {
+    "mdm": ("ours, not finetuned", OTHER_COLOUR),
+    "finetune": ("ours", OURS_COLOUR),
+    "dm": ("baseline", BASELINE_COLOUR),
+}
 FORMATS = {
     **{"method": "", "seeds": "d", "step": "d", "samples": "d"},
     **{"compute seconds": ".4g", "mean ℓ": ".3g", "std ℓ": ".3g"},

@@ -17,7 +17,7 @@ from namm.experiments.assimilation.assimilate import (
     METHODS,
     PAPER_STEPS,
     PAPER_WEIGHT,
-    Outcome,
+    PosteriorSummary,
     Sampling,
     Score,
     Setting,
@@ -82,7 +82,7 @@ def measure11(run: FinishedRun, progress: bool) -> None:
         return
     pictures: dict[str, Any] = {}
 
-    def keep(made: Outcome) -> None:
+    def keep(made: PosteriorSummary) -> None:
         if not made.failed[0, 0]:
             shown = made.samples if made.residuals is None or made.residuals.ndim != 5 else made.residuals
             pictures[_key(made.setting)] = shown[0, 0].numpy()

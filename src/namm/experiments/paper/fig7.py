@@ -69,7 +69,7 @@ def measure(run: FinishedRun, progress: bool) -> None:
     with run.images() as store:
         images, shape = store["train"], store["train"].shape[1:]
         shared: dict[str, Any] = {"validation": store["val"], "progress": progress}
-        mirror = two_of_a_kind(settings.map, images)
+        mirror = resnet_pair(settings.map, images)
         numbers = choose_numbers(settings.map, mirror, images, rule)
         train_map(
             mirror,
@@ -97,7 +97,7 @@ def measure(run: FinishedRun, progress: bool) -> None:
     )
 
 
-def two_of_a_kind(settings: MapSettings, data: Images) -> MirrorMap:
+def resnet_pair(settings: MapSettings, data: Images) -> MirrorMap:
     """g and f as two networks of the kind of f, with their first weights; g has no last activation."""
     f = replace(settings.f, residual=True)
     maps = build.mirror(replace(settings, f=f), data)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from namm.constraints import Constraint
-from namm.evaluation.mmd import View
+from namm.evaluation.mmd import Subset
 from namm.experiments.engine.run_parts import describe_samples
 from namm.experiments.engine.settings_file import plain
 from namm.experiments.engine.stages.report import view_of
@@ -26,9 +26,9 @@ from namm.report.figures.samples import Method, samples_figure
 
 FILE = "scores.json"
 NAMES = {"mvae": "MVAE", "vae": "VAE", "data": "data"}
-OURS = [not title.endswith(", paper") for title in SCORES]
+MEASURED_COLUMNS = [not title.endswith(", paper") for title in SCORES]
 """Which of the columns are not the paper's, who gives no numbers here."""
-FORMATS = {"method": "", **dict(compress(SCORES.items(), OURS))}
+FORMATS = {"method": "", **dict(compress(SCORES.items(), MEASURED_COLUMNS))}
 SHOWN = 3
 """Samples in the picture, as in the paper."""
 
@@ -37,7 +37,7 @@ def fig8(runs: Runs) -> Part:
     """Samples, residuals and distances of both, and their scores."""
     scores = [json.loads((_folder(run) / FILE).read_text()) for run in runs.complete]
     rows: list[list[Value]] = [
-        [name, *compress(score_columns([seed[method] for seed in scores], runs.reported, None), OURS)]
+        [name, *compress(score_columns([seed[method] for seed in scores], runs.reported, None), MEASURED_COLUMNS)]
         for method, name in NAMES.items()
     ]
     if not runs.complete:
@@ -67,7 +67,7 @@ def measure(run: FinishedRun, progress: bool) -> None:
             with SampleFile(path) as samples:
                 scores[name] = run.score(samples.images, reference, rule)
         other = "train" if asked.reference == "test" else "test"
-        real = View(store[other], np.arange(min(asked.n, store.sizes[other])))
+        real = Subset(store[other], np.arange(min(asked.n, store.sizes[other])))
         scores["data"] = run.score(real, reference, rule)
     write_json(folder / FILE, scores)
 

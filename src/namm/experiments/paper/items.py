@@ -26,7 +26,7 @@ from namm.experiments.presets import Preset, preset
 from namm.experiments.sweeps.cell import Cell, CellOutcome
 
 if TYPE_CHECKING:
-    from namm.experiments.paper.output import Shown
+    from namm.experiments.paper.output import ItemOutput
 
 FIVE = ("flux", "burgers", "divergence", "periodic", "count")
 """The paper's experiments, in its order."""
@@ -177,7 +177,7 @@ class Item:
         if self.measurement is not None:
             self._function(self.measurement)(FinishedRun(outcome), progress)
 
-    def show(self, outcomes: Sequence[CellOutcome]) -> "Shown":
+    def show(self, outcomes: Sequence[CellOutcome]) -> "ItemOutput":
         """The table and the figures of these runs."""
         from namm.experiments.paper.output import show_all
 

@@ -16,7 +16,7 @@ from namm.experiments.engine.processes import world
 from namm.experiments.engine.run import Logger
 from namm.experiments.engine.stages import stages_until
 from namm.experiments.paper.items import Base, Item
-from namm.experiments.paper.output import Shown
+from namm.experiments.paper.output import ItemOutput
 from namm.experiments.sweeps.cell import Cell, CellOutcome, Jobs, Where, in_one_line, run_sharing
 from namm.files import write_atomically, write_json
 
@@ -31,7 +31,7 @@ class Made:
     """An item as it was made: what became of its cells, what it shows, and the files."""
 
     outcomes: list[CellOutcome]
-    shown: Shown
+    output: ItemOutput
     files: list[Path]
 
     @property
@@ -81,9 +81,9 @@ def make(
     if item.measurement is not None:
         outcomes = [_measured(item, outcome, log, progress) for outcome in outcomes]
     with look("light"):
-        shown = item.show(outcomes)
-        files = write(item, outcomes, shown, out / item.name)
-    return Made(outcomes, shown, files)
+        output = item.show(outcomes)
+        files = write(item, outcomes, output, out / item.name)
+    return Made(outcomes, output, files)
 
 
 def _measured(item: Item, outcome: CellOutcome, log: Logger, progress: bool) -> CellOutcome:
@@ -144,25 +144,25 @@ def _require_inception() -> None:
 # What is written
 
 
-def write(item: Item, outcomes: Sequence[CellOutcome], shown: Shown, folder: Path) -> list[Path]:
+def write(item: Item, outcomes: Sequence[CellOutcome], output: ItemOutput, folder: Path) -> list[Path]:
     """Write the table as Markdown, CSV and JSON, figures as PNG and PDF, and a caption; return the files."""
     from namm.report.figures import save
 
     about = _provenance(outcomes)
     missing = [f"{outcome.cell.name} is missing: {outcome.error}" for outcome in outcomes if outcome.error is not None]
-    notes = [*missing, *shown.notes]
+    notes = [*missing, *output.notes]
     caption = _caption(item, about, notes)
-    findings = "\n".join(f"- {finding}" for finding in shown.findings)
-    page = [f"# {item.name}: {item.shows}", shown.table.markdown(), *filter(None, [findings]), caption]
-    texts = {"md": "\n\n".join(page), "csv": shown.table.csv(), "caption.txt": caption}
+    findings = "\n".join(f"- {finding}" for finding in output.findings)
+    page = [f"# {item.name}: {item.shows}", output.table.markdown(), *filter(None, [findings]), caption]
+    texts = {"md": "\n\n".join(page), "csv": output.table.csv(), "caption.txt": caption}
     for suffix, text in texts.items():
         write_atomically(folder / f"{item.name}.{suffix}", text)
-    content = {"item": item.name, "shows": item.shows, "rows": shown.table.plain(), "drawn": shown.drawn}
-    content |= {"words": list(shown.findings), "notes": notes, "made of": about}
+    content = {"item": item.name, "shows": item.shows, "rows": output.table.plain(), "drawn": output.drawn}
+    content |= {"findings": list(output.findings), "notes": notes, "made of": about}
     write_json(folder / f"{item.name}.json", content)
-    pictures = [folder / f"{name}.{suffix}" for name in shown.figures for suffix in ("png", "pdf")]
+    pictures = [folder / f"{name}.{suffix}" for name in output.figures for suffix in ("png", "pdf")]
     for path in pictures:
-        save(shown.figures[path.stem], path)
+        save(output.figures[path.stem], path)
     return [folder / f"{item.name}.{suffix}" for suffix in (*texts, "json")] + pictures
 
 

@@ -19,7 +19,7 @@ from namm.datasets import open_store
 from namm.datasets.batches import Images
 from namm.datasets.store import Store
 from namm.evaluation import Extractor, compare, kid, picture_for
-from namm.evaluation.mmd import View
+from namm.evaluation.mmd import Subset
 from namm.experiments.engine.run_parts import RunParts, device
 from namm.experiments.engine.settings_file import digest
 from namm.experiments.engine.stages import stage_keys
@@ -71,7 +71,7 @@ class FinishedRun:
     def score(self, images: Images, reference: Images, rule: Constraint) -> dict[str, Any]:
         """ℓ, √MMD², total variation and spread of images (N, C, H, W), and KID where the settings ask for it."""
         asked = self.settings.evaluate
-        first = View(images, np.arange(min(asked.n, images.shape[0])))
+        first = Subset(images, np.arange(min(asked.n, images.shape[0])))
         how: dict[str, Any] = {"size": asked.subset, "seed": asked.seed}
         scores = asdict(compare(first, reference, rule, subsets=asked.mmd_subsets, device=device(), **how))
         if asked.kid_subsets:

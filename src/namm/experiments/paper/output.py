@@ -145,7 +145,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ItemOutput:
     """What an item shows of all experiments; figures, and the numbers in them, by the name of the figure's file."""
 
     table: Table
@@ -155,7 +155,7 @@ class Shown:
     notes: Sequence[str] = ()
 
 
-def show_all(name: str, show: Callable[[Runs], Part], outcomes: Sequence[CellOutcome]) -> Shown:
+def show_all(name: str, show: Callable[[Runs], Part], outcomes: Sequence[CellOutcome]) -> ItemOutput:
     """What `show` makes of each experiment's runs, as one table and a figure for each; KID's absence is noted."""
     experiments = dict.fromkeys(outcome.cell.preset.experiment for outcome in outcomes)
     parts = {
@@ -170,7 +170,7 @@ def show_all(name: str, show: Callable[[Runs], Part], outcomes: Sequence[CellOut
     lacking = [each for each in dict.fromkeys(row["experiment"] for row in scored) if each not in with_kid]
     if lacking:
         notes.append(f"KID was not measured for {', '.join(lacking)}: evaluate.kid_subsets is 0 in this preset.")
-    return Shown(
+    return ItemOutput(
         table,
         {f"{name}-{each}": part.figure for each, part in parts.items() if part.figure is not None},
         {f"{name}-{each}": part.drawn for each, part in parts.items() if part.figure is not None},

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from namm.experiments.engine.experiment import Reported, Scores
+from namm.experiments.engine.experiment import Reported
 from namm.experiments.paper.output import Part, Runs, Value, over_seeds
 from namm.report.contents import ROWS
+from namm.report.paper_scores import PaperScores
 
 PAPER_COLUMNS = {"mdm": "without_finetuning", "finetuned": "with_finetuning", "dm": "baseline"}
 """Methods that the paper has too, with the name of its column in `Reported`."""
@@ -53,7 +54,7 @@ def score_columns(
     return [len(scores), over_seeds(distances), *beside, *looks]
 
 
-def of_paper(reported: Reported, method: str) -> Scores | None:
+def of_paper(reported: Reported, method: str) -> PaperScores | None:
     """What the paper reports for a method."""
     return getattr(reported, PAPER_COLUMNS[method]) if method in PAPER_COLUMNS else None
 

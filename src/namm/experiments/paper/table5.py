@@ -13,7 +13,7 @@ import numpy as np
 
 from namm.datasets.batches import Images, map_images
 from namm.evaluation import fid
-from namm.evaluation.mmd import View
+from namm.evaluation.mmd import Subset
 from namm.experiments.engine.run_parts import device
 from namm.experiments.engine.stages.evaluate import BASELINE, OURS
 from namm.experiments.paper.measurements import FinishedRun
@@ -59,8 +59,8 @@ def measure(run: FinishedRun, progress: bool) -> None:
         if other.shape[0] >= n:
             images["data"] = other
         first = np.arange(n)
-        real = View(store[reference], first)
-        values = {name: fid(real, View(each, first), extractor) for name, each in images.items()}
+        real = Subset(store[reference], first)
+        values = {name: fid(real, Subset(each, first), extractor) for name, each in images.items()}
     write_json(file, {"n": n, "fid": values})
 
 

@@ -146,7 +146,7 @@ def attempt(cell: Cell, folder: Path, *, log: Logger, progress: bool) -> str | N
         on_main_process(lambda: (folder / FAILURE).unlink(missing_ok=True) if folder.is_dir() else None)
         # A study is there to see what settings do, bad ones too: their verdicts stand beside their figures.
         run(cell.preset, folder, until=cell.until, log=log, progress=progress, force=True)
-    except (Interrupted, BrokenPipeError):  # the latter: nobody reads what is told
+    except (Interrupted, BrokenPipeError):  # the latter: stdout was closed
         raise
     except Exception as error:
         message = in_one_line(error)

@@ -134,7 +134,7 @@ def _ending(running: dict[int, tuple[Cell, Any]], log: Logger) -> Iterator[None]
     except BaseException:
         jobs = [job for _, job in running.values() if not job.done()]
         if jobs:
-            with suppress(OSError):  # nobody reads what is told
+            with suppress(OSError):  # stdout was closed
                 log("waiting for the jobs to save what they have; a second Ctrl-C ends them at once")
         try:
             _end(jobs, signal.SIGTERM)

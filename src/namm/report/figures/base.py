@@ -27,7 +27,7 @@ from namm.errors import DataError, RunFolderError
 from namm.formatting import format_number
 
 VALUES, DEVIATIONS = "viridis", "RdBu_r"
-OURS, BASELINE, OTHER, DATA = "#1b9e77", "#d95f02", "#7570b3", "#7f7f7f"
+OURS_COLOUR, BASELINE_COLOUR, OTHER_COLOUR, DATA_COLOUR = "#1b9e77", "#d95f02", "#7570b3", "#7f7f7f"
 """Colours of the method, the baseline, a variant and the data in every figure; legible on light and on dark ground."""
 WIDTH, BAR = 4.4, 0.75  # inches of a figure, and of a colour bar in it
 CLIPPED = 0.005  # of all pixels lie beyond either end of a colour scale

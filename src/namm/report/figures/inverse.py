@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from namm.errors import DataError
 from namm.formatting import format_number
 from namm.report.figures import base
-from namm.report.figures.base import BASELINE, OTHER, OURS, RAW, VALUES, Array, View
+from namm.report.figures.base import BASELINE_COLOUR, OTHER_COLOUR, OURS_COLOUR, RAW, VALUES, Array, View
 
-COLOURS = {"mirror DPS": OURS, "DPS": BASELINE, "CG-DPS": OTHER}
+COLOURS = {"mirror DPS": OURS_COLOUR, "DPS": BASELINE_COLOUR, "CG-DPS": OTHER_COLOUR}
 """By the beginning of a method's name."""
 TITLE = 0.25  # inches that a line of text takes
 

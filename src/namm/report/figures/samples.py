@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from namm.errors import DataError
 from namm.formatting import format_number
 from namm.report.figures import base
-from namm.report.figures.base import BAR, BASELINE, DEVIATIONS, OURS, RAW, VALUES, WIDTH, Array, View
+from namm.report.figures.base import BAR, BASELINE_COLOUR, DEVIATIONS, OURS_COLOUR, RAW, VALUES, WIDTH, Array, View
 
 PANEL = 3.2  # inches that a picture of the worst image takes
 
@@ -54,7 +54,7 @@ def samples_figure(
     for own, block in zip(axes.reshape(len(blocks), len(methods)), blocks, strict=True):
         base.picture_rows(parts[0], own, names, **block)
     if with_distances:
-        colours = dict(zip(names, (OURS, BASELINE), strict=False))
+        colours = dict(zip(names, (OURS_COLOUR, BASELINE_COLOUR), strict=False))
         base.histograms(parts[-1].subplots(), {m.name: m.distances for m in methods}, colours, floor)
     return figure
 

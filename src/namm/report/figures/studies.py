@@ -12,9 +12,23 @@ from matplotlib.ticker import MaxNLocator
 
 from namm.formatting import format_number
 from namm.report.figures import base
-from namm.report.figures.base import BASELINE, DATA, OTHER, OURS, RAW, VALUES, WIDTH, Array, View
+from namm.report.figures.base import (
+    BASELINE_COLOUR,
+    DATA_COLOUR,
+    OTHER_COLOUR,
+    OURS_COLOUR,
+    RAW,
+    VALUES,
+    WIDTH,
+    Array,
+    View,
+)
 
-CURVES = {"loss": (DATA, "training"), "val/loss": (OTHER, "validation"), "val/constraint": (OURS, "ℓ, validation")}
+CURVES = {
+    "loss": (DATA_COLOUR, "training"),
+    "val/loss": (OTHER_COLOUR, "validation"),
+    "val/constraint": (OURS_COLOUR, "ℓ, validation"),
+}
 """What is drawn of a training's log: name there, colour and name here."""
 POINTS: dict[str, Any] = {"marker": "o", "ms": 5, "capsize": 3}
 
@@ -66,9 +80,9 @@ class Scored:
 
 def ablation_figure(studies: Mapping[str, Sequence[Scored]]) -> Figure:
     """For each setting CD, √MMD² and, where measured, KID against its value, mean ± standard deviation."""
-    rows = [("CD", "cd", OURS), ("√MMD²", "mmd", OTHER)]
+    rows = [("CD", "cd", OURS_COLOUR), ("√MMD²", "mmd", OTHER_COLOUR)]
     if all(scored.kid is not None for study in studies.values() for scored in study):
-        rows.append(("KID", "kid", BASELINE))
+        rows.append(("KID", "kid", BASELINE_COLOUR))
     figure = base.new_figure(1.5 * len(rows) + 0.4)
     axes = figure.subplots(len(rows), len(studies), squeeze=False, sharex="col", sharey="row")
     for column, (name, study) in zip(axes.T, studies.items(), strict=True):
@@ -111,7 +125,8 @@ def forward_maps_figure(
 ) -> Figure:
     """An image (C, H, W) and what each g makes of it, above histograms of ℓ; `baseline` is ℓ of the plain model's."""
     shown = [Variant("data x", image, np.zeros(0)), *variants]
-    colours = dict(zip((v.name for v in variants), (OURS, OTHER, DATA), strict=False)) | {"baseline": BASELINE}
+    colours = dict(zip((v.name for v in variants), (OURS_COLOUR, OTHER_COLOUR, DATA_COLOUR), strict=False))
+    colours |= {"baseline": BASELINE_COLOUR}
     figure = base.new_figure(sum(_heights(shown, view)))
     _variants(figure, shown, view, colours, {} if baseline is None else {"baseline": baseline})
     return figure
@@ -146,7 +161,7 @@ def fixed_noise_figure(stages: Mapping[str, tuple[Array, Array]]) -> Figure:
         both = {"σ ~ U(0, σ_max)": drawn, "σ = σ_max": fixed}
         part.suptitle(name, fontsize=10)
         axes = part.subplots()
-        base.histograms(axes, both, dict(zip(both, (OURS, OTHER), strict=True)))
+        base.histograms(axes, both, dict(zip(both, (OURS_COLOUR, OTHER_COLOUR), strict=True)))
         base.legend_above(axes, columns=1)  # two columns are wider than the figure
     return figure
 

@@ -56,14 +56,14 @@ class Stage:
     shown: tuple[str, ...] = ()
     """Names of the results that are shown when it is done."""
     version: int = 1
-    """To be raised when the same settings come to mean other work."""
+    """Increase when the same settings give different results."""
     gate: bool = False
     """Whether a run stops here unless the verdict is `works`, or the user goes on all the same."""
 
 
 def _data(settings: Settings) -> dict[str, Any]:
     """Settings of the data as plain values; a counter that is given is known by its content, and none is trained."""
-    values: dict[str, Any] = identity(settings.data)
+    values: dict[str, Any] = without_new_defaults(identity(settings.data))
     if not (name := values.get("counter")):
         return values
     known = {"counter": hashlib.sha256(Path(name).read_bytes()).hexdigest()} if Path(name).is_file() else {}

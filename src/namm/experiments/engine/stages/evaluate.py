@@ -36,7 +36,7 @@ from namm.datasets import open_store
 from namm.datasets.batches import Images, map_images
 from namm.errors import CheckpointError, ConstraintError, DataError
 from namm.evaluation import Extractor, compare, distance_summary, fid, kid, picture_for
-from namm.evaluation.mmd import View, held
+from namm.evaluation.mmd import Subset, in_memory
 from namm.evaluation.scores import Milestone, half_way
 from namm.evaluation.verdict import Figures, Verdict, judge, judge_map
 from namm.experiments.engine import build
@@ -77,7 +77,7 @@ def make_evaluation(work: Work) -> Outcome:
         def rows() -> Iterator[tuple[str, Images]]:
             """Every row's images, one row at a time in memory."""
             others = "train" if reference == "test" else "test"
-            yield "data", View(store[others], np.arange(min(n, store.sizes[others])))
+            yield "data", Subset(store[others], np.arange(min(n, store.sizes[others])))
             yield "mdm", map_images(before.to_data, ours.mirror_images, device(), "f")
             yield "finetuned", ours.images
             yield "dm", baseline.images
@@ -85,7 +85,7 @@ def make_evaluation(work: Work) -> Outcome:
                 yield "projected", map_images(rule.project, baseline.images, device(), "project")
             yield "repaired", map_images(after.repair, baseline.images, device(), "f∘g")
 
-        scores = on_main_process(lambda: _scores(work, rows(), held(store[reference]), rule))
+        scores = on_main_process(lambda: _scores(work, rows(), in_memory(store[reference]), rule))
         milestones = _milestones(work, trained, rule, ours, baseline)
         if is_main():
             write_facts(work.folder, rule, {"ours": ours, "baseline": baseline}, device())
@@ -143,14 +143,14 @@ def _scores(
         extractor = Extractor(picture_for(rule), cache=work.folder / "features", device=device())
     scores = {}
     for name, lazy in rows:
-        images = held(lazy)
-        first = View(images, np.arange(min(settings.n, images.shape[0])))
+        images = in_memory(lazy)
+        first = Subset(images, np.arange(min(settings.n, images.shape[0])))
         row = asdict(compare(first, reference, rule, subsets=settings.mmd_subsets, device=device(), **how))
         if settings.kid_subsets:
             row["kid"] = kid(reference, first, extractor, subsets=settings.kid_subsets, **how)
         if settings.n_fid and images.shape[0] >= settings.n_fid:  # of fewer images FID is larger: nothing to compare
             among = np.arange(settings.n_fid)
-            row["fid"] = fid(View(reference, among), View(images, among), extractor)
+            row["fid"] = fid(Subset(reference, among), Subset(images, among), extractor)
         scores[name] = row
     return scores
 
@@ -217,11 +217,11 @@ def _milestones(
 
     spent = {name: read_record(work.needs[name]).compute_seconds for name in ("map", "mdm", "samples")}
     first = np.arange(n)
-    y = View(ours.mirror_images, first)
+    y = Subset(ours.mirror_images, first)
     return {
         "mdm": list(of_model("mdm", trained.mirror("map"), y, spent["map"])),
         "finetune": list(of_finetuning(y, sum(spent.values()))),
-        "dm": list(of_model("dm", IdentityMap(), View(baseline.images, first), 0.0)),
+        "dm": list(of_model("dm", IdentityMap(), Subset(baseline.images, first), 0.0)),
     }
 
 

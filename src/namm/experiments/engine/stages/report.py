@@ -8,7 +8,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,11 +34,11 @@ from namm.experiments.engine.stages.samples import TRAIN
 from namm.experiments.presets import Preset, preset
 from namm.files import write_atomically
 from namm.generative.sample_file import SampleFile
-from namm.report.contents import Contents, Cost, Paper, Row, StageLine
+from namm.report.contents import Contents, Cost, Row, StageLine
 from namm.report.figures import Array, View
 from namm.report.figures.samples import Method
 from namm.report.page import render_page
-from namm.training.log import read_metrics
+from namm.training import log
 
 FILE = "report.html"
 PARTIAL = "partial-report.html"
@@ -181,7 +181,7 @@ def _rows(metrics: Mapping[str, Any], reported: Reported) -> list[Row]:
             spread=values["spread"],
             kid=None if kid is None else (kid[0], kid[1]),
             fid=values.get("fid"),
-            paper=Paper(**asdict(papers[name])) if name in papers else None,
+            paper=papers.get(name),
             verdict=verdicts[name].outcome if name in verdicts else None,
         )
         rows.append(row)
@@ -224,8 +224,8 @@ def _grids(done: Mapping[str, Path]) -> dict[str, Array]:
 def _trainings(run: Path, stages: Sequence[StageLine]) -> dict[str, list[dict[str, float]]]:
     """The logs of all trainings that were begun with these settings."""
     begun = [line.name for line in stages if line.state in ("complete", "partial")]
-    paths = {name: run / name / TRAINING / "metrics.jsonl" for name in begun}
-    logs = {name: read_metrics(path) for name, path in paths.items() if path.exists()}
+    paths = {name: run / name / TRAINING / log.METRICS for name in begun}
+    logs = {name: log.read_metrics(path) for name, path in paths.items() if path.exists()}
     return {name: lines for name, lines in logs.items() if lines}
 
 

@@ -1,0 +1,204 @@
+"""How far each image is from its rule, in float64, and what was done about it.
+
+An image that is stored in float32 cannot obey a rule better than its own rounding allows, and data that were simulated
+obey it only as well as their solver did, the *floor*. An image has *reached* the rule where
+
+    ℓ(x) ≤ 3 · (floor + rounding),     rounding = ℓ(x + K δ) / K,     K = 1024,
+
+with δ random and of the size of x's own rounding. If x obeys the rule but for rounding, ℓ(x + K δ) is K times what
+rounding does to ℓ; if it does not, that is about ℓ(x), and a K-th of it excuses nothing.
+"""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from namm.constraints import Constraint
+from namm.datasets.batches import Images, check_images, in_chunks
+from namm.errors import CheckpointError, DataError
+from namm.formatting import format_number, html_table
+from namm.numerics import full_precision, generator
+
+CHUNK = 64
+"""Images measured at a time."""
+MAGNIFIED = 1024
+"""Rounding errors are measured this many times enlarged."""
+ALLOWED = 3.0
+"""ℓ over floor and rounding up to which the rule is reached."""
+ARRAYS = ("before", "after", "moved", "iterations", "rounding")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """ℓ of every image before and after, in float64.
+
+    Attributes:
+        rule: Name of the rule.
+        method: What was done: `none`, `closed form`, `Gauss-Newton` or `Polyak`.
+        floor: Mean ℓ of the data, 0 where they obey the rule exactly.
+        before, after: ℓ of each image (N,).
+        moved: Root mean square over pixels of (x' − x) / scale, (N,).
+        iterations: Steps that each image took (N,).
+        rounding: What the rounding of each image does to ℓ (N,).
+        notes: What could not be done, in sentences.
+    """
+
+    rule: str
+    method: str
+    floor: float
+    before: np.ndarray
+    after: np.ndarray
+    moved: np.ndarray
+    iterations: np.ndarray
+    rounding: np.ndarray
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reached(self) -> np.ndarray:
+        """Which images obey the rule as well as the data do, or as well as their own rounding allows (N,)."""
+        found: np.ndarray = self.after <= ALLOWED * (self.floor + self.rounding)
+        return found
+
+    def lines(self) -> list[str]:
+        """The certificate as the terminal shows it."""
+        number = format_number
+        n, reached = len(self.after), int(self.reached.sum())
+        how = "" if self.method == "none" else f", by {self.method}"
+        lines = [
+            f"{self.rule}: {reached} of {n} images reach the rule{how}",
+            f"  ℓ in float64: mean {number(self.after.mean())}, largest {number(self.after.max())} "
+            f"(image {self.after.argmax()}); the data's {number(self.floor)}, rounding {number(self.rounding.mean())}",
+        ]
+        if self.method != "none":
+            lines.append(
+                f"  before: mean {number(self.before.mean())}, largest {number(self.before.max())}; moved by "
+                f"{number(self.moved.mean())} a pixel (root mean square), in {number(self.iterations.mean())} steps"
+            )
+        return [*lines, *(f"  note: {note}" for note in self.notes)]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        title, *others = self.lines()
+        return html_table(title, [(line.strip().partition(":")[0], line.partition(":")[2]) for line in others])
+
+    def summary(self) -> dict[str, Any]:
+        """The figures that a report or a model card shows, as plain values."""
+        return {
+            "rule": self.rule,
+            "method": self.method,
+            "images": len(self.after),
+            "reached": int(self.reached.sum()),
+            "floor": self.floor,
+            "rounding": float(self.rounding.mean()),
+            **{f"{name}_mean": float(getattr(self, name).mean()) for name in ("before", "after", "moved")},
+            **{f"{name}_max": float(getattr(self, name).max()) for name in ("before", "after", "moved")},
+            "notes": list(self.notes),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, the values of each image too, as plain values."""
+        arrays = {name: getattr(self, name).tolist() for name in ARRAYS}
+        about = {"rule": self.rule, "method": self.method, "floor": self.floor, "notes": list(self.notes)}
+        return {**about, **arrays, "reached": self.reached.tolist()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `as_json`."""
+        arrays = {name: np.asarray(values[name], dtype=np.float64) for name in ARRAYS}
+        return cls(values["rule"], values["method"], values["floor"], **arrays, notes=tuple(values["notes"]))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a certificate that `namm certify` or `namm sample --polish` wrote."""
+        try:
+            return cls.from_json(json.loads(Path(path).read_text()))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{path} is no certificate that can be read ({error}).") from error
+
+    @classmethod
+    def joined(cls, parts: "list[Certificate]") -> "Certificate":
+        """One certificate of images that were certified in parts."""
+        first = parts[0]
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
+        notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+        return Certificate(first.rule, first.method, first.floor, **arrays, notes=notes)
+
+
+def certify(images: Images, rule: Constraint, *, floor: float = 0.0, device: torch.device | None = None) -> Certificate:
+    """Measure ℓ of images (N, C, H, W) in float64, without changing any.
+
+    Args:
+        images: A tensor, an array or a file's data set; read a few at a time.
+        rule: ℓ.
+        floor: Mean ℓ of the data, as far as they obey the rule themselves.
+        device: Where to compute; where the images are by default.
+    """
+    check_images(images, "images")
+    parts, wide = [], WideRule(rule)
+    for part in in_chunks(images, CHUNK):
+        x = part.to(device) if device is not None else part
+        if not torch.isfinite(x).all():
+            raise DataError("an image to certify holds NaN or inf: no rule can be measured on it.")
+        distances = wide.distance(x)
+        zeros = np.zeros(len(x))
+        parts.append(
+            Certificate(
+                rule.name, "none", floor, distances, distances, zeros, zeros, wide.rounding(x), tuple(wide.notes)
+            )
+        )
+    return Certificate.joined(parts)
+
+
+class WideRule:
+    """A rule in float64, or in float32 where the rule or the device knows nothing wider.
+
+    Args:
+        rule: The rule; it is copied, and stays as it is.
+    """
+
+    def __init__(self, rule: Constraint) -> None:
+        self.narrow, self.rule = rule, copy.deepcopy(rule).double()
+        self.dtype = torch.float64
+        self.notes: list[str] = []
+
+    def widen(self, x: Tensor) -> Tensor:
+        """Images in the type that ℓ is computed in, tried on the first one."""
+        if self.dtype == torch.float64 and (x.device.type == "mps" or not self._takes(x[:1])):
+            self.dtype, self.rule = torch.float32, self.narrow
+            self.notes.append(
+                f"{self.narrow.name} computes in float32 alone, so its figures end at float32's rounding."
+            )
+        return x.to(self.dtype)
+
+    def _takes(self, x: Tensor) -> bool:
+        try:
+            return bool(self.rule(x.double()).dtype == torch.float64)
+        except RuntimeError:
+            return False
+
+    @torch.no_grad()
+    def distance(self, x: Tensor) -> np.ndarray:
+        """ℓ of each image, (B, C, H, W) → (B,)."""
+        wide = self.widen(x)
+        with full_precision(wide):
+            values: np.ndarray = self.rule(wide).double().cpu().numpy()
+        return values
+
+    @torch.no_grad()
+    def rounding(self, x: Tensor) -> np.ndarray:
+        """What the rounding of x, in its own type, does to ℓ: (B, C, H, W) → (B,)."""
+        wide = self.widen(x)
+        ulp = torch.finfo(x.dtype if x.dtype != torch.float16 else torch.float32).eps / 2
+        shape, rng = wide.shape[1:], generator(0, "rounding")
+        noise = (2 * torch.rand(shape, generator=rng, dtype=torch.float64) - 1).to(wide)
+        values: np.ndarray = self.distance(wide * (1 + MAGNIFIED * ulp * noise)) / MAGNIFIED
+        return values
