@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from namm.constraints import with_number as with_number
     from namm.evaluation.verdict import Verdict as Verdict
     from namm.evaluation.verdict import judge as judge
+    from namm.exact import Certificate as Certificate
+    from namm.exact import certify as certify
+    from namm.exact import polish as polish
     from namm.experiments.engine.run_parts import Run as Run
     from namm.generative import VAE as VAE
     from namm.generative import Diffusion as Diffusion
     from namm.generative import Mirrored as Mirrored
+    from namm.generative.repair import repair as repair
     from namm.inverse import sample_posterior as sample_posterior
     from namm.maps import IdentityMap as IdentityMap
     from namm.maps import MirrorMap as MirrorMap
@@ -42,8 +46,10 @@ _EXPORTS = {
     "namm.constraints": "Burgers Constraint Count Darcy DivergenceFree Periodic TotalFlux "
     "constraint split_number with_number",
     "namm.evaluation.verdict": "Verdict judge",
+    "namm.exact": "Certificate certify polish",
     "namm.experiments.engine.run_parts": "Run",
     "namm.generative": "VAE Diffusion Mirrored",
+    "namm.generative.repair": "repair",
     "namm.inverse": "sample_posterior",
     "namm.maps": "IdentityMap MirrorMap",
     "namm.pipeline": "NAMMPipeline",

@@ -30,6 +30,7 @@ from namm.constraints.base import Constraint, FunctionConstraint
 from namm.constraints.description import describe, rebuild
 from namm.errors import CheckpointError, NammError, UsageError
 from namm.evaluation.verdict import Verdict
+from namm.exact import polish as polish_images
 from namm.files import write_atomically, write_json
 from namm.generative.base import GenerativeModel
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
@@ -164,6 +165,7 @@ class NAMMPipeline(DiffusionPipeline):
         generator: torch.Generator | int | None = None,
         output_type: str = "pt",
         return_dict: bool = True,
+        polish: bool = False,
     ) -> NAMMPipelineOutput | tuple[Any, ...]:
         """Draw samples and measure how well they obey the rule.
 
@@ -173,6 +175,8 @@ class NAMMPipeline(DiffusionPipeline):
             generator: A seed, or a generator to draw it from; None draws it from torch's own.
             output_type: `pt` for tensors (B, C, H, W), `np` for arrays (B, H, W, C).
             return_dict: False gives the plain tuple (images, mirror_images, distances).
+            polish: Move every sample to the nearest image on the rule (`namm.polish`), in standard deviations of the
+                data where the maps know them.
         """
         if output_type not in ("pt", "np"):
             raise UsageError(f"output_type must be 'pt' or 'np', not {output_type!r}.")
@@ -185,6 +189,8 @@ class NAMMPipeline(DiffusionPipeline):
         x, y = self.mirrored.sample_pairs(
             batch_size, sampler=self.sampler(num_inference_steps), generator=generator, progress=not quiet
         )
+        if polish:
+            x = polish_images(x, self.constraint, scale=self.config.standardisation.get("scale")).images
         outputs: tuple[Any, ...] = (x, y, self.constraint(x))
         if output_type == "np":
             outputs = tuple((part.movedim(1, -1) if part.ndim > 1 else part).cpu().numpy() for part in outputs)

@@ -141,6 +141,7 @@ RUN_COMMANDS = {
     "report": [],
     "evaluate": [],
     "sample": ["-n", "4", "-o", "s.h5"],
+    "repair": ["samples.npy", "-o", "r.h5"],
     "export": ["-o", "pipe"],
     "assimilate": ["-o", "a.h5"],
 }

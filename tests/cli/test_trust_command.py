@@ -27,6 +27,7 @@ LOOKING = {
 }
 USING = {
     "sample": SAMPLE,
+    "repair": ["repair", RUN, "stranger/ions.h5", "--key", "density", "--layout", "NCHW", "-o", "r.h5"],
     "export": ["export", RUN, "-o", "pipeline"],
     "assimilate": ["assimilate", RUN, "--observe", "mask:0.5", "--truths", "1", "-n", "2", "--steps", "2"],
     "run": ["run", "--config", SETTINGS, "--out", RUN],

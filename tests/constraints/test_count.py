@@ -222,4 +222,4 @@ def test_a_counter_of_another_size_is_refused_before_training(tmp_path):
     data = replace(chosen.data, counter=str(tmp_path / "small.safetensors"))
     with pytest.raises(DataError, match=r"made for images \(B, 1, 16, 16\)"):
         build.check(replace(chosen, data=data))
-    assert galaxies(1, size=chosen.data.size).shape == (1, 1, 64, 64)
+    assert galaxies(1, size=chosen.data.size).shape == (1, 1, 32, 32)

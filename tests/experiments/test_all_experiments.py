@@ -26,7 +26,7 @@ SIZES = {
     "burgers": {"size": 16},
     "divergence": {"size": 16, "rows": 1, "columns": 2, "inner_steps": 2, "start": 0.1},
     "periodic": {"size": 16},
-    "count": {"size": 48},
+    "count": {"size": 48, "radius": 2.0},
     "darcy": {"size": 16},
 }
 FLOORS = {"count": 2, "darcy": 0.05}

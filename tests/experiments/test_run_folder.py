@@ -59,7 +59,7 @@ def stand_ins(monkeypatch):
     return fakes
 
 
-def go(folder, *, sigma=0.3, size=32, until="map", **options):
+def go(folder, *, sigma=0.3, size=16, until="map", **options):
     base = preset("periodic")
     settings = replace(base.settings, data=replace(base.settings.data, size=size))
     settings = replace(settings, map=replace(settings.map, sigma_max=sigma))
@@ -89,7 +89,7 @@ def test_a_changed_setting_reruns_its_stage_and_what_depends_on_it(tmp_path, sta
     assert stand_ins.take() == ["map"]
     assert second["data"] == first["data"]
     assert second["map"].key != first["map"].key
-    assert weights(tmp_path) == "images of size 32, σ 0.2"
+    assert weights(tmp_path) == "images of size 16, σ 0.2"
     go(tmp_path, sigma=0.2, size=64)
     assert stand_ins.take() == ["data", "map"]
     assert weights(tmp_path) == "images of size 64, σ 0.2"
@@ -114,7 +114,7 @@ def test_going_back_brings_back_what_was_set_aside(tmp_path, stand_ins):
     go(tmp_path, sigma=0.2, size=64)
     stand_ins.take()
     assert go(tmp_path) == first
-    assert weights(tmp_path) == "images of size 32, σ 0.3"
+    assert weights(tmp_path) == "images of size 16, σ 0.3"
     go(tmp_path, sigma=0.2, size=64)
     assert weights(tmp_path) == "images of size 64, σ 0.2"
     assert stand_ins.take() == []
@@ -220,7 +220,7 @@ def test_a_crash_at_any_operation_of_a_first_run_is_gone_on_from(tmp_path, stand
     while crashed:
         crashed = crash(folder := tmp_path / str(at), at)
         go(folder)
-        assert weights(folder) == "images of size 32, σ 0.3"
+        assert weights(folder) == "images of size 16, σ 0.3"
         at += 1
     assert at > 20
 

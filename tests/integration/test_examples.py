@@ -9,6 +9,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+import namm
 from namm.datasets import BurgersTrajectories, KolmogorovFlow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -35,6 +36,15 @@ def test_own_constraint_fits_in_25_lines_of_code():
     lines = (EXAMPLES / "own_constraint.py").read_text().splitlines()
     code = [n for n, line in enumerate(lines, 1) if line.strip() and n not in docstrings]
     assert len(code) <= 25
+
+
+def test_samples_of_a_diffusers_model_are_repaired_and_judged(capsys):
+    torch.manual_seed(0)
+    short = namm.TrainSettings(budget="2 steps", batch_size=8)
+    options = {"settings": short, "noise": namm.ModelErrors(0.1), "weights": namm.Weights(1.0), "progress": False}
+    verdict = runpy.run_path(str(EXAMPLES / "repair_diffusers.py"))["main"](steps=2, n=24, draw_steps=5, **options)
+    assert not verdict.works  # two steps teach nothing, and the verdict says so
+    assert "\n".join(verdict.lines()) in capsys.readouterr().out
 
 
 def test_minimal_trains_both_models_and_prints_what_it_measured(capsys):

@@ -39,6 +39,7 @@ COMMANDS = {
         "train one thing of an experiment: map, models, finetuning; or the network that counts", True, True
     ),
     "sample": Command("draw samples from a run's model into an HDF5 file", True, True),
+    "repair": Command("mend any model's images by a run's map, f(g(x)), and judge them", trusts=True),
     "assimilate": Command("sample the images behind noisy, partial observations", True, True),
     "evaluate": Command("compare a run's samples, or any images, with data", trusts=True),
     "export": Command("save a run's model and maps as a pipeline of diffusers", trusts=True),
@@ -49,6 +50,7 @@ COMMANDS = {
     "data": Command("draw a dataset into an HDF5 file", resumes=True),
     "import": Command("turn a checkpoint of the official code into networks of ours"),
     "check": Command("measure a rule on images and show the worst of them"),
+    "certify": Command("say of every image how far it is from a rule, in float64"),
 }
 HELP, DEBUG, TRUST = ("-h", "--help"), "--debug", "--trust"
 

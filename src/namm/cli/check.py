@@ -3,7 +3,15 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from namm.cli.options import Layout, format_usage, named_rule, parse_with_rule, require_first, rule_settings
+from namm.cli.options import (
+    Layout,
+    file_among,
+    format_usage,
+    named_rule,
+    parse_with_rule,
+    require_first,
+    rule_settings,
+)
 from namm.errors import UsageError
 from namm.experiments.engine.experiment import Rule
 from namm.experiments.presets import EXPERIMENTS
@@ -49,8 +57,7 @@ def main(arguments: list[str]) -> None:
     """Check a rule on a file of images."""
     question = "which constraint? Its name comes first: namm check CONSTRAINT FILE."
     name, rest = require_first(arguments, usage(), question)
-    file = next((Path(each) for each in rest if each.endswith(".h5") and Path(each).is_file()), None)
-    options = parse_with_rule(Check, rest, f"namm check {name}", rule_settings(name, file))
+    options = parse_with_rule(Check, rest, f"namm check {name}", rule_settings(name, file_among(rest)))
     if options.out is not None and not options.out.suffix:
         raise UsageError(f"--out must name a picture, such as worst.png, not {options.out}.")
 

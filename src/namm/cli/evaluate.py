@@ -14,13 +14,13 @@ from namm.cli import HELP
 from namm.cli.options import (
     Layout,
     answer,
-    drawable,
-    file_attributes,
     format_usage,
     log,
     named_rule,
+    open_file,
     parse_with_rule,
     pick,
+    rule_of_data,
     rule_settings,
 )
 from namm.errors import RunFolderError, UsageError
@@ -168,7 +168,7 @@ def _evaluate_file(picked: dict[str, str], arguments: list[str]) -> None:
     if "against" not in picked:
         raise UsageError("which data? namm evaluate FILE --against FILE.")
     against = Path(picked["against"])
-    name = picked.get("constraint") or _rule_of(against)
+    name = picked.get("constraint") or rule_of_data(against)
     rule = rule_settings(name, against if against.is_file() else None)
     options = parse_with_rule(Files, arguments, "namm evaluate", rule, usage=usage())
 
@@ -181,17 +181,6 @@ def _evaluate_file(picked: dict[str, str], arguments: list[str]) -> None:
         print(f"the figures are in {options.out}")
 
 
-def _rule_of(data: Path) -> str:
-    """The rule that a file of `namm data` obeys."""
-    dataset = file_attributes(data).get("dataset") if data.is_file() else None
-    if dataset not in drawable():
-        raise UsageError(
-            f"which rule? {data} is not a file of `namm data`: add --constraint {'|'.join(EXPERIMENTS)}, or "
-            "module:name."
-        )
-    return drawable()[dataset].name
-
-
 def _compare(options: Files, against: Path, name: str) -> dict[str, dict[str, Any]]:
     """The data's floor and the samples."""
     from namm.evaluation import Extractor, compare, floor, picture_for
@@ -200,8 +189,8 @@ def _compare(options: Files, against: Path, name: str) -> dict[str, dict[str, An
     rule = named_rule(name, options.rule)
     extractor = Extractor(picture_for(rule), device=device()) if options.inception else None
     with ExitStack() as stack:
-        samples = _open(options.file, options.key, options.layout, stack)
-        data = _open(against, options.against_key, options.against_layout, stack)
+        samples = open_file(options.file, options.key, options.layout, stack)
+        data = open_file(against, options.against_key, options.against_layout, stack)
         size = options.subset_size or min(1000, samples.shape[0], data.shape[0] // 2)
         how: dict[str, Any] = {"subsets": options.subsets, "size": size, "seed": options.seed, "device": device()}
         log(f"√MMD² over {options.subsets} subsets of {size} images")
@@ -229,21 +218,6 @@ def _add_inception(
     for name, images in (("data", Subset(data, others[:n])), ("samples", Subset(samples, np.arange(n)))):
         rows[name]["kid"] = kid(reference, images, extractor, size=min(size, n), seed=seed)
         rows[name]["fid"] = fid(reference, images, extractor)
-
-
-def _open(path: Path, key: str | None, layout: str | None, stack: ExitStack) -> "Images":
-    """The images; those of an HDF5 file stay there until they are read."""
-    from namm.datasets import open_images, read_images
-    from namm.datasets.readers import HDF5_SUFFIXES
-
-    if path.is_dir() or path.suffix.lower() not in HDF5_SUFFIXES:
-        return read_images(path, key=key, layout=layout)
-    made_from = file_attributes(path)
-    if key is None and "samples" in made_from:
-        key = "images"
-    if key is None and "dataset" in made_from:
-        key = "test" if made_from["n_test"] else "train"
-    return stack.enter_context(open_images(path, key=key, layout=layout))
 
 
 # The table

@@ -7,6 +7,7 @@ the list first, and what is left goes to tyro, which knows every field of the se
 import difflib
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
@@ -23,6 +24,7 @@ from namm.experiments.presets import EXPERIMENTS, find, require_name
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
+    from namm.datasets.batches import Images
     from namm.experiments.sweeps.cell import Jobs
 
 T = TypeVar("T")
@@ -189,6 +191,11 @@ def rule_settings(name: str, file: Path | None) -> Rule:
     return kind(**{field.name: known[field.name] for field in fields(kind) if field.name in known})
 
 
+def file_among(arguments: Sequence[str]) -> Path | None:
+    """The first HDF5 file among arguments that are yet to be read: it may bring the numbers of its rule."""
+    return next((Path(each) for each in arguments if each.endswith(".h5") and Path(each).is_file()), None)
+
+
 def file_attributes(file: Path) -> dict[str, Any]:
     """What a file of ours says that it was made from; nothing for any other."""
     import h5py
@@ -201,9 +208,42 @@ def file_attributes(file: Path) -> dict[str, Any]:
     return known if "namm_version" in known else {}
 
 
+def rule_of_data(data: Path) -> str:
+    """The name of the rule that a file of `namm data` obeys."""
+    dataset = file_attributes(data).get("dataset") if data.is_file() else None
+    if dataset not in drawable():
+        raise UsageError(
+            f"which rule? {data} is not a file of `namm data`: add --constraint {'|'.join(EXPERIMENTS)}, or "
+            "module:name."
+        )
+    return drawable()[dataset].name
+
+
 def named_rule(name: str, rule: Rule) -> "Constraint":
     """ℓ of that name, with these numbers where it is one of ours, where models run."""
     from namm.experiments.engine.build import constraint, placed
     from namm.experiments.engine.user_rule import load_rule
 
     return placed(load_rule(name) if ":" in name else constraint(rule))
+
+
+# Images
+
+
+def open_file(path: Path, key: str | None, layout: str | None, stack: ExitStack) -> "Images":
+    """The images of an HDF5, NPY or NPZ file or of a folder of PNGs; those of the first two stay there until read.
+
+    Of our own files, where no `key` says otherwise: `images` of a file of samples, `test` of one of data, or `train`
+    where it has no other.
+    """
+    from namm.datasets import open_images, read_images
+    from namm.datasets.readers import is_lazy
+
+    if not is_lazy(path) or (path.suffix.lower() == ".npy" and not path.exists()):
+        return read_images(path, key=key, layout=layout)
+    made_from = file_attributes(path)
+    if key is None and "samples" in made_from:
+        key = "images"
+    if key is None and "dataset" in made_from:
+        key = "test" if made_from["n_test"] else "train"
+    return stack.enter_context(open_images(path, key=key, layout=layout))

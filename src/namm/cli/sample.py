@@ -54,6 +54,8 @@ class Sample:
     """Samples made together."""
     precision: Precision = "auto"
     """How a GPU computes: bf16 where it has it, unless told otherwise."""
+    polish: bool = False
+    """Move every sample to the nearest image on the rule, and keep a certificate of it in the file."""
 
 
 def main(arguments: list[str]) -> None:
@@ -119,16 +121,20 @@ def _draw(options: Sample, trained: "RunParts", source: "Mirrored", sampler: Sam
     from namm.experiments.engine.run_parts import describe_samples
     from namm.generative.sample_file import write_samples
 
+    rule = trained.rule()
+    polisher = trained.polisher(rule) if options.polish else None
+    floor = {} if polisher is None else {"floor": polisher.keywords["floor"]}
     try:
         write_samples(
             options.out,
             source,
             options.n,
             seed=seed,
-            description={"model": options.model, **describe_samples(source, sampler)},
-            constraint=trained.rule(),
+            description={"model": options.model, **describe_samples(source, sampler), **floor},
+            constraint=rule,
             batch_size=options.batch_size,
             precision=options.precision,
+            polish=polisher,
             **({} if sampler is None else sampling(sampler)),
         )
     except KeyboardInterrupt as error:
@@ -148,7 +154,7 @@ def _report(options: Sample, run: Path, stage: str | None, holds: str) -> None:
     from namm.generative.sample_file import SampleFile
 
     with SampleFile(options.out) as file, open_store(images_file(complete_stage(run, "data"))) as store:
-        distances = file.distances.astype(np.float64)
+        distances, certificate = file.distances.astype(np.float64), file.certificate
         data = store["test" if store.sizes["test"] else "train"]
         generated, real = (measure_images(images[:MEASURED]) for images in (file.images, data))
     deviation = distances.std(ddof=1) if len(distances) > 1 else 0.0
@@ -157,6 +163,8 @@ def _report(options: Sample, run: Path, stage: str | None, holds: str) -> None:
         f"worst {format_number(distances.max())} (sample {distances.argmax()})"
     )
     print(f"{options.out} {holds} {options.n} samples: images, mirror_images, distances")
+    if certificate is not None:
+        print(certificate)
     variation, spread = generated.against(real)
     shown = f"total variation {format_number(variation, '.2f')}"
     if options.n < FEW:

@@ -322,8 +322,13 @@ class FunctionConstraint(Constraint):
         return _insert(projected, arguments[1], self.condition % x.shape[1])
 
     def inequality(self, x: Tensor) -> Tensor:
-        """The function given as `inequality=`."""
-        return super().inequality(x) if self.inequality_fn is None else self.inequality_fn(*self._arguments(x))
+        """The function given as `inequality=`, beside ± what the plane of numbers varies by if no residual has it."""
+        if self.inequality_fn is None:
+            return super().inequality(x)
+        value, plane = self.inequality_fn(*self._arguments(x)), self._plane(x)
+        if plane is None or self.residual_fn is not None:
+            return value
+        return torch.cat([value.reshape(len(x), -1), plane.flatten(1), -plane.flatten(1)], dim=1)
 
     def _arguments(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the functions take: (x,) or, with a condition, the images and their numbers (B,)."""

@@ -18,8 +18,10 @@ from namm.errors import DataError, UsageError
 from namm.numerics import at_least_float32
 from namm.simulators.burgers import DT, BurgersGrid, Step, advance, crank_nicolson, rollout
 
-FITS, HALVINGS, FITTED = 12, 6, 1e-4
-"""Most fits of a trajectory to an image, halvings of a step, and the gain in the misfit that is worth another one."""
+FITS, HALVINGS, FITTED = 12, 6, 1e-9
+"""Most fits of a trajectory to an image, halvings of a step, and the gain in the misfit that is worth another fit."""
+CONTRAST = 10.0
+"""Largest scale over the smallest up to which the first trajectory's matrix serves all fits."""
 
 
 class Burgers(Constraint):
@@ -74,18 +76,20 @@ class Burgers(Constraint):
         later = rollout(x[..., 0], grid, x.shape[-1] - 1, self.inner_steps, self.step)
         return torch.cat([x[..., :1], later], dim=-1)
 
-    def nearest(self, x: Tensor, scale: Tensor) -> Tensor:
+    def nearest(self, x: Tensor, scale: Tensor) -> Tensor | None:
         """The trajectory nearest to the whole image, by least squares over its first column u.
 
         Newton's method for ½ Σₜ ‖(xₜ − columnₜ(u)) / scaleₜ‖² with its gradient by autograd and the Gauss–Newton matrix
         Σₜ Pₜᵀ Pₜ / scaleₜ², Pₜ the derivative of column t in u, of the first trajectory; a step that fits worse is
-        halved. (B, 1, H, W) → (B, 1, H, W).
+        halved. None where the scale varies more than that matrix can serve. (B, 1, H, W) → (B, 1, H, W).
         """
         x, _ = self._checked(x)
-        weight = scale.expand_as(x).reciprocal()
+        if scale.max() > CONTRAST * scale.min():
+            return None
+        weight = (scale.min() / scale).expand_as(x)
         first = fitted = x[..., :1]
         misfit, fraction = x.new_full((len(x), 1, 1, 1), torch.inf), x.new_ones(len(x), 1, 1, 1)
-        step, factor = torch.zeros_like(first), None
+        step, factor, running = torch.zeros_like(first), None, torch.ones_like(misfit, dtype=torch.bool)
         for _ in range(FITS):
             tried = (first + fraction * step).detach().requires_grad_()
             with torch.enable_grad():
@@ -94,13 +98,16 @@ class Burgers(Constraint):
                 (slope,) = torch.autograd.grad(found.sum() / 2, tried)
             if factor is None:
                 fitted = trajectory.detach()
-                factor = torch.linalg.cholesky(self._fit_matrix(fitted, weight))
-            better = found < (1 - FITTED) * misfit
+                # An image without a finite trajectory has no factor, and keeps that trajectory.
+                factor = torch.linalg.cholesky_ex(self._fit_matrix(fitted, weight))[0]
+            better = running & (found < misfit)
             first, fitted = torch.where(better, tried.detach(), first), torch.where(better, trajectory.detach(), fitted)
             misfit = torch.where(better, found.detach(), misfit)
             newton = -torch.cholesky_solve(slope[:, 0].to(factor.dtype), factor)[:, None].to(x.dtype)
+            gain = -(slope * newton).sum((1, 2, 3), keepdim=True)  # what the misfit would lose if it were quadratic
             step, fraction = torch.where(better, newton, step), torch.where(better, 1.0, fraction / 2)
-            if float(fraction.max()) < 2.0**-HALVINGS:
+            running &= torch.where(better, gain > FITTED * misfit, fraction >= 2.0**-HALVINGS)
+            if not running.any():
                 break
         return fitted
 

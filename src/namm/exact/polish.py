@@ -1,19 +1,21 @@
 """The nearest image that obeys a rule.
 
-    min ½ ‖(x − x⁰) / s‖²    such that    r(x) = 0,   h(x) ≤ 0,   a ≤ x ≤ b
+    min ½ ‖y‖²    such that    r(x) = 0,   h(x) ≤ 0,   a ≤ x ≤ b,      x = x⁰ + s y
 
 **Closed forms.** A rule that knows the nearest image says so (`Constraint.nearest`): sums, tiles, flows without
 divergence, and by least squares over what determines the image the trajectories of Burgers' equation and Darcy's flow.
 
-**Gauss–Newton.** Else, with c the rows of r and of those h and bounds that hold as equations, and J their Jacobian,
+**Gauss–Newton.** Else, with c the rows of r, of h and of the bounds, and A their derivative in y, each step goes to
+the nearest point of the linearised rule. It is y = −Aᵀμ, where μ, not negative for inequalities, solves
 
-    x_{k+1} = x⁰ − S Jᵀμ,     J S Jᵀ μ = c(x_k) + J (x⁰ − x_k),     S = diag(s²),
+    min ½ ‖Aᵀμ‖² − μ·(c(y_k) − A y_k) + λ/2 ‖μ − μ_k‖².
 
-is the nearest point of the linearised rule. The system is solved by conjugate gradients in their least-squares form
-(CGLS), all images of a batch at once and each with its own steps. They need products with J and Jᵀ alone, which are
-derivatives of r, and they find the smallest solution where J is rank-deficient and the best one where the equations
-contradict each other. An inequality holds as an equation while its multiplier is positive or it is violated (a
-primal–dual active set, Hintermüller, Ito and Kunisch 2002). A step that breaks the rule more is halved.
+This needs products with A and Aᵀ alone, which are derivatives of c. It is solved by conjugate gradients on the rows
+whose multipliers are free (modified proportioning with reduced gradient projections, Dostál and Schöberl 2005), all
+images of a batch at once and each with its own steps. A small λ makes μ unique where A is rank-deficient, and y the
+point that meets the equations best where these contradict each other; later steps undo its effect on any other (a
+proximal point method). The step is halved until ½ ‖y‖² + ν ‖what is broken‖ decreases, with ν above ‖μ‖ (an exact
+penalty, Han 1977).
 
 **Polyak.** A rule with ℓ alone descends along its gradient by x ← x − (ℓ − floor) / ‖s∇ℓ‖² · s²∇ℓ, the step that
 would be exact if ℓ were linear.
@@ -22,9 +24,8 @@ Everything is computed in float64; the result has the type of x. A pixel with s 
 """
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,27 +34,32 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.constraints.base import Scaled, Sum
 from namm.datasets.batches import Images, check_images, in_chunks
-from namm.errors import ConstraintError, DataError, NammWarning, UsageError
+from namm.errors import ConstraintError, DataError, UsageError
 from namm.exact.certificate import Certificate, WideRule
-from namm.numerics import at_least_float32, full_precision
+from namm.numerics import at_least_float32, full_precision, generator
 from namm.progress import ProgressBar
 
 Function = Callable[[Tensor], Tensor]
 Bounds = tuple[float | None, float | None]
 
 STEPS, CG_STEPS, POLYAK_STEPS = 30, 400, 300
-"""Most steps of Gauss–Newton, of CGLS inside each, and of Polyak."""
+"""Most steps of Gauss–Newton, of conjugate gradients inside each, and of Polyak."""
 ENOUGH = 1e-4
-"""By how much CGLS reduces its residual in one step of Gauss–Newton."""
-EXACT = 1e-9
-"""Violation over the first one at which a rule is met."""
-STILL = 1e-5
-"""Change of x over its distance from x⁰ at which it no longer moves."""
-HALVINGS = 10
-PIXELS = 2**18
+"""By how much conjugate gradients reduce what is wrong in one step of Gauss–Newton."""
+HALVINGS, POWER_STEPS, RESTORED = 12, 8, 6
+"""Halvings of a step, steps that find ‖A‖, and last steps that go to the rule from wherever they are."""
+PIXELS = {"cpu": 2**18, "cuda": 2**22}
 """Pixels, of all channels, that are polished together."""
+EXACT = 1e-9
+"""ℓ over the first one that is as good as none: Polyak stops, where the data's is 0."""
 STUCK = 1e-6
-"""‖Jᵀc‖ over ‖J‖‖c‖ at which the equations contradict each other."""
+"""‖Aᵀc‖ over ‖A‖‖c‖ at which the equations contradict each other."""
+NOT_FINITE = "The rule of some images is not finite: these stay as they are."
+CONTRADICTION = (
+    "Some images cannot obey all equations at once: near them the equations contradict each other, and they were left "
+    "where these are met best. Check the residual, or what is frozen and bounded."
+)
+UNFINISHED = "Some images ended off the rule: no further step brought them nearer, or there were too few."
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class Polished:
         return self.certificate._repr_html_()
 
 
+@torch.inference_mode(False)  # derivatives are needed inside, whatever the caller has switched off
+@torch.no_grad()
 def polish(
     x: Images,
     rule: Constraint,
@@ -96,109 +104,131 @@ def polish(
         UsageError: A scale, bounds or pixels that fit no image.
     """
     check_images(x, "images")
-    wide = WideRule(rule)
     s = _scale(scale, frozen, tuple(x.shape[1:]))
-    low, high = _checked_bounds(bounds)
-    images, certificates, done = [], [], 0
+    ends = _checked_bounds(bounds)
+    if not 0 <= floor < math.inf:
+        raise UsageError(f"floor must be a finite ℓ ≥ 0, not {floor}.")
+    place = torch.device(device if device is not None else getattr(x, "device", "cpu"))
+    size = max(1, PIXELS.get(place.type, PIXELS["cpu"]) // math.prod(x.shape[1:]))
+    wide, images, certificates, done = WideRule(rule), [], [], 0
     with ProgressBar("polish", x.shape[0], visible=progress) as bar:
-        for part in in_chunks(x, max(1, PIXELS // math.prod(x.shape[1:]))):
-            start = at_least_float32(part.to(device))
+        for part in in_chunks(x, size):
+            start = at_least_float32(part.to(place))
             if not torch.isfinite(start).all():
                 raise DataError(f"an image among {done} to {done + len(part) - 1} holds NaN or inf: nothing is near.")
-            image, certificate = _polish_batch(start, wide, s.to(start.device), (low, high), floor)
-            images.append(image.cpu() if not isinstance(x, Tensor) else image.to(x.device))
+            image, certificate = _polish_batch(start, wide, s.to(place), ends, floor)
+            images.append(image.to(x.device) if isinstance(x, Tensor) else image.cpu())
             certificates.append(certificate)
             done += len(part)
             bar.advance(len(part))
     return Polished(torch.cat(images), Certificate.joined(certificates))
 
 
+def can_polish(rule: Constraint) -> bool:
+    """Whether the nearest image is known exactly: by the rule itself or by its equations, and not by ℓ alone."""
+    rule = rule.inner if isinstance(rule, Scaled) else rule
+    return Equations.of(rule, (None, None)) is not None or type(rule).nearest is not Constraint.nearest
+
+
 def _polish_batch(x: Tensor, wide: WideRule, scale: Tensor, bounds: Bounds, floor: float) -> tuple[Tensor, Certificate]:
     """One batch, (B, C, H, W), and its certificate."""
-    before, start = wide.distance(x), wide.widen(x)
+    before, start = wide.distance(x), wide.widen(x).clone()
     rule, s = wide.rule, scale.to(start.dtype)
-    bounded, movable = any(end is not None for end in bounds), bool((s > 0).all())
-    steps = np.ones(len(x))
-    with torch.no_grad(), full_precision(start):
-        found = rule.nearest(start, s) if movable and not bounded else None
-    notes: list[str] = []
-    method = "closed form"
-    if found is None:
-        equations = Equations.of(rule, bounds)
-        if equations is not None:
-            method = "Gauss-Newton"
-            found, steps, notes = gauss_newton(start, equations, s)
-        else:
-            method = "Polyak"
-            found, steps = polyak(start, rule, s, bounds, floor)
-    image = found.to(x.dtype)
-    moved = torch.where(s > 0, (image.to(start.dtype) - start) / s.clamp_min(torch.finfo(s.dtype).tiny), 0.0)
+    steps, stuck = np.ones(len(x)), np.zeros(len(x), dtype=bool)
+    with full_precision(start):
+        free = bounds == (None, None) and bool((s > 0).all())
+        method, found = "closed form", rule.nearest(start, s) if free else None
+        if found is None and (equations := Equations.of(rule, bounds)) is not None:
+            precision = max(torch.finfo(x.dtype).eps / 100, 2 * torch.finfo(start.dtype).eps)
+            method, (found, steps, stuck) = "Gauss-Newton", gauss_newton(start, equations, s, precision)
+        elif found is None:
+            method, (found, steps) = "Polyak", polyak(start, rule, s, bounds, floor)
+    finite = torch.isfinite(found).flatten(1).all(1)
+    found = torch.where(finite[:, None, None, None], found, start)
+    if bounds != (None, None):
+        found = torch.where(s > 0, found.clamp(*bounds), found)
+    image, after = _rounded(found, x.dtype, wide)
+    moved = torch.where(s > 0, (image.to(start.dtype) - start) / torch.where(s > 0, s, 1.0), 0.0)
     rms = moved.square().flatten(1).mean(1).sqrt().cpu().double().numpy()
-    certificate = Certificate(
-        wide.narrow.name,
-        method,
-        floor,
-        before,
-        wide.distance(image),
-        rms,
-        steps,
-        wide.rounding(image),
-        (*wide.notes, *notes),
-    )
-    return image, certificate
+    certificate = Certificate(wide.narrow.name, method, floor, before, after, rms, steps, wide.rounding(image))
+    off, finite = ~certificate.reached, finite.cpu().numpy() & np.isfinite(before)
+    wrong = {
+        NOT_FINITE: off & ~finite,
+        CONTRADICTION: off & finite & stuck,
+        UNFINISHED: off & finite & ~stuck & (after > EXACT * before),
+    }
+    return image, replace(certificate, notes=(*wide.notes, *(note for note, images in wrong.items() if images.any())))
+
+
+def _rounded(found: Tensor, dtype: torch.dtype, wide: WideRule) -> tuple[Tensor, np.ndarray]:
+    """Images in their own type, each pixel the nearest value or, where ℓ is then less, up or down at random; and ℓ.
+
+    Pixels that all move by the same amount are also rounded by the same, and in a sum such errors add up. At random,
+    with a mean of 0, they do not.
+    """
+    near = found.to(dtype)
+    distance = wide.distance(near)
+    error = found - near.to(found.dtype)
+    if not error.any():
+        return near, distance
+    other = torch.nextafter(near, torch.where(error > 0, torch.inf, -torch.inf).to(dtype))
+    draws = torch.rand(found.shape[1:], generator=generator(0, "rounded"), dtype=torch.float64).to(found)
+    at_random = torch.where(draws * (other - near).abs() < error.abs(), other, near)
+    other_distance = wide.distance(at_random)
+    better = torch.from_numpy(other_distance < distance).to(near.device)[:, None, None, None]
+    return torch.where(better, at_random, near), np.fmin(distance, other_distance)
 
 
 def _scale(scale: float | Sequence[float] | Tensor | None, frozen: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     """s of every pixel, (1, C, H, W) in float64, 0 where it is frozen."""
-    s = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64).cpu()
-    s = s.reshape(-1, 1, 1) if s.ndim == 1 else s
     try:
+        s = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64).cpu()
+        s = s.reshape(-1, 1, 1) if s.ndim == 1 else s
         s = s.expand(1, *shape).clone()
         if frozen is not None:
             s[torch.as_tensor(frozen).cpu().bool().expand(1, *shape)] = 0.0
-    except RuntimeError as error:
-        raise UsageError(f"scale and frozen must broadcast to an image of shape {shape}: {error}.") from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"scale and frozen must be numbers that broadcast to an image of shape {shape}: {error}."
+        ) from error
     if not (torch.isfinite(s).all() and (s >= 0).all() and (s > 0).any()):
         raise UsageError("scale must be finite and not negative, and some pixel must be free to move.")
     return s
 
 
 def _checked_bounds(bounds: Bounds | None) -> Bounds:
-    low, high = bounds or (None, None)
-    if low is not None and high is not None and not low < high:
+    """Both ends, None where there is none."""
+    try:
+        low, high = (-math.inf, math.inf) if bounds is None else bounds
+        low, high = -math.inf if low is None else float(low), math.inf if high is None else float(high)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"bounds must be two numbers (low, high), None where there is none, not {bounds}.") from error
+    if not (low < high and low < math.inf and high > -math.inf):
         raise UsageError(f"bounds must be (low, high) with low < high, not {bounds}.")
-    return low, high
+    return (None if low == -math.inf else low), (None if high == math.inf else high)
 
 
 @dataclass(frozen=True)
 class Equations:
-    """c(x), (B, R): rows that must be 0 and, the last `inequalities` of them, rows that must not be positive."""
+    """Functions (B, C, H, W) → (B, …) that must be 0, and others that must not be positive."""
 
-    rows: Function
-    inequalities: Callable[[Tensor], int]
+    equal: list[Function]
+    at_most: list[Function]
 
     @classmethod
     def of(cls, rule: Constraint, bounds: Bounds) -> "Equations | None":
-        """The rows of a rule and of bounds on pixels; None of a rule that has ℓ alone."""
+        """The equations of a rule and of bounds on pixels; None of a rule that has ℓ alone."""
         parts = _parts(rule)
         if not all(part.has_residual or part.has_inequality for part in parts):
             return None
-        equal = [part.residual for part in parts if part.has_residual]
-        at_most: list[Function] = [part.inequality for part in parts if part.has_inequality]
+        equal = [_flat(part.residual, part) for part in parts if part.has_residual]
+        at_most = [_flat(part.inequality, part) for part in parts if part.has_inequality]
         low, high = bounds
         if low is not None:
-            at_most.append(lambda x: low - x)
+            at_most.append(lambda x: low - x.flatten(1))
         if high is not None:
-            at_most.append(lambda x: x - high)
-
-        def rows(x: Tensor) -> Tensor:
-            return torch.cat([each(x).reshape(len(x), -1) for each in (*equal, *at_most)], dim=1)
-
-        def count(x: Tensor) -> int:
-            with torch.no_grad():
-                return sum(each(x[:1]).numel() for each in at_most)
-
-        return cls(rows, count)
+            at_most.append(lambda x: x.flatten(1) - high)
+        return cls(equal, at_most)
 
 
 def _parts(rule: Constraint) -> list[Constraint]:
@@ -208,178 +238,286 @@ def _parts(rule: Constraint) -> list[Constraint]:
     return [each for part in rule.parts for each in _parts(part)] if isinstance(rule, Sum) else [rule]  # type: ignore[arg-type]
 
 
-class Linearised:
-    """c(x) (B, R) at one batch of images, and products with its Jacobian J and with Jᵀ."""
+def _flat(function: Function, rule: Constraint) -> Function:
+    """The same with rows as one axis, (B, C, H, W) → (B, R)."""
 
-    def __init__(self, rows: Function, x: Tensor) -> None:
-        self.x = x.detach().requires_grad_()
-        self.function = rows
+    def flat(x: Tensor) -> Tensor:
+        value = function(x)
+        if value.ndim == 0 or len(value) != len(x):
+            raise ConstraintError(
+                f"the residual or inequality of {rule.name} has shape {tuple(value.shape)} for {len(x)} images: it "
+                "must have values per image, (B, …)."
+            )
+        return value.reshape(len(x), -1)
+
+    return flat
+
+
+class Linearised:
+    """c(y) (B, R) at one batch, and products with its derivative A and with Aᵀ."""
+
+    def __init__(self, function: Function, y: Tensor, *, forward: bool = False) -> None:
+        self.function, self.forward = function, forward
+        self.y = y.detach().requires_grad_()
         with torch.enable_grad():
-            self.c = rows(self.x)
-            # Jᵀu is linear in u, and its derivative along v is Jv: two backward passes instead of a forward one.
+            # What does not depend on y has the derivative 0, which autograd would refuse.
+            self.c = function(self.y) + 0 * self.y.flatten(1).sum(1, keepdim=True)
+            # Aᵀu is linear in u, and its derivative along v is Av: two backward passes instead of a forward one.
             self.u = torch.zeros_like(self.c, requires_grad=True)
-            (self.image,) = torch.autograd.grad(self.c, self.x, self.u, create_graph=True, materialize_grads=True)
+            (self.image,) = torch.autograd.grad(self.c, self.y, self.u, create_graph=True)
         self.value = self.c.detach()
 
     def transposed(self, u: Tensor) -> Tensor:
-        """Jᵀu: (B, R) → (B, C, H, W)."""
-        (found,) = torch.autograd.grad(self.c, self.x, u, retain_graph=True, materialize_grads=True)
-        return found.detach()
+        """Aᵀu: (B, R) → (B, C, H, W)."""
+        return torch.autograd.grad(self.c, self.y, u, retain_graph=True)[0]
 
     def times(self, v: Tensor) -> Tensor:
-        """Jv: (B, C, H, W) → (B, R)."""
-        if not self.image.requires_grad:  # c does not depend on x at all
-            return torch.zeros_like(self.value)
+        """Av: (B, C, H, W) → (B, R)."""
+        if self.forward:
+            return torch.func.jvp(self.function, (self.y.detach(),), (v,))[1].detach()
+        return torch.autograd.grad(self.image, self.u, v, retain_graph=True)[0]
+
+
+def needs_forward(function: Function, y: Tensor) -> bool:
+    """Whether A is to be had by forward differentiation only, because c can be differentiated backward once.
+
+    A backward pass that cannot be differentiated gives zeros without a word, so that both are compared by
+    u·(A v) = (Aᵀu)·v.
+    """
+    for forward in (False, True):
+        lin = Linearised(function, y, forward=forward)
+        u, v = _signs(lin.value), _signs(y)
+        back = lin.transposed(u)
         try:
-            (found,) = torch.autograd.grad(self.image, self.u, v, retain_graph=True, materialize_grads=True)
-        except RuntimeError:  # differentiable once only: by forward differentiation
-            found = torch.func.jvp(self.function, (self.x.detach(),), (v,))[1]
-        return found.detach()
+            gap, size = _dot(u, lin.times(v)) - _dot(back, v), _norm(back) * _norm(v)
+        except (RuntimeError, NotImplementedError):  # no forward derivative
+            continue
+        if not (gap.abs() > math.sqrt(torch.finfo(y.dtype).eps) * 100 * size).any():
+            return forward
+    raise ConstraintError(
+        "the residual can be differentiated once only, or its derivatives are wrong: a torch.autograd.Function in it "
+        "needs a backward made of differentiable operations, or a jvp that agrees with it."
+    )
 
 
-def gauss_newton(x0: Tensor, equations: Equations, s: Tensor) -> tuple[Tensor, np.ndarray, list[str]]:
-    """The nearest images on the equations' set, the steps that each took, and what went wrong, in sentences."""
-    count = equations.inequalities(x0)
-    found, steps = x0.clone(), np.zeros(len(x0))
-    todo = torch.arange(len(x0), device=x0.device)
-    x, multipliers, first = x0, None, None
-    contradictions = 0
-    for _ in range(STEPS):
-        origin, scale = x0[todo], s
-        lin = Linearised(equations.rows, x)
-        c = lin.value
-        if not torch.isfinite(c).all():
-            raise ConstraintError("the residual of an image is not finite: the rule cannot be met from there.")
-        if multipliers is None:
-            multipliers = torch.zeros_like(c)
-        active = torch.ones_like(c, dtype=torch.bool)
-        if count:
-            active[:, -count:] = (c[:, -count:] > 0) | (multipliers[:, -count:] > 0)
-        before = violation(c, count)
-        first = before.clone() if first is None else first
+@dataclass(frozen=True)
+class Problem:
+    """c(y) of a batch: rows that must be 0 or, where `at_most`, not positive, at x = x⁰ + s y.
 
-        mu, left = least_squares(lin, origin, c, active, multipliers, scale)
-        if count:
-            mu[:, -count:].clamp_(min=0)
-        full = origin - scale.square() * lin.transposed(mu)
-        x_new, improved = _line_search(equations.rows, x, full, before, EXACT * first, count)
+    Attributes:
+        x0: Images (B, C, H, W).
+        s: What moves are measured in, (1, C, H, W).
+        equations: The functions that the rows come from.
+        at_most: Which rows must not be positive, (R,).
+        weights: What makes the rows of one function as long as those of another, in the mean: (B, R).
+    """
 
-        change = _norm((x_new - x) / scale.clamp_min(1e-300) * (scale > 0))
-        length = _norm((x_new - origin) / scale.clamp_min(1e-300) * (scale > 0))
-        after = violation(equations.rows(x_new), count)
-        met = after <= EXACT * first
-        done = (met & (change <= STILL * length)) | ~improved
-        contradictions += int((~improved & ~met & left).sum())
-        steps[todo.cpu().numpy()] += 1
-        found[todo] = x_new
-        keep = ~done
-        todo, x, multipliers, first = todo[keep], x_new[keep], mu[keep], first[keep]
+    x0: Tensor
+    s: Tensor
+    equations: Equations
+    at_most: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, x0: Tensor, s: Tensor, equations: Equations) -> "Problem":
+        """The rows of equations, in units that belong together.
+
+        ‖Aᵀη‖² of random signs η is the sum of all squares in A, in the mean.
+        """
+        at_most, weights = [], []
+        for function in (*equations.equal, *equations.at_most):
+            lin = Linearised(lambda y: function(x0 + s * y), torch.zeros_like(x0))  # noqa: B023
+            length = _norm(lin.transposed(_signs(lin.value))) / math.sqrt(lin.value.shape[1])
+            usable = torch.isfinite(length) & (length > 0)
+            weights.append(torch.where(usable, 1 / length, 1.0)[:, None].expand_as(lin.value))
+            at_most.append(torch.full_like(lin.value[0], function in equations.at_most, dtype=torch.bool))
+        return cls(x0, s, equations, torch.cat(at_most), torch.cat(weights, dim=1))
+
+    def only(self, kept: Tensor) -> "Problem":
+        """That of the images `kept` (B,)."""
+        return replace(self, x0=self.x0[kept], weights=self.weights[kept])
+
+    def rows(self, y: Tensor, error: float = 0.0) -> Tensor:
+        """c(y), (B, R), for a relative error of x in a random direction."""
+        x = self.x0 + self.s * y
+        x = x * (1 + error * _signs(x)) if error else x
+        functions = (*self.equations.equal, *self.equations.at_most)
+        return self.weights * torch.cat([function(x) for function in functions], dim=1)
+
+    def broken(self, c: Tensor) -> Tensor:
+        """What is wrong with c: the positive part of inequalities, (B, R)."""
+        return torch.where(self.at_most, c.clamp(min=0), c)
+
+    def sensitivity(self, y: Tensor) -> Tensor:
+        """How far c moves for a relative error of x of 1, by a difference in a random direction, (B,)."""
+        error = math.sqrt(torch.finfo(y.dtype).eps)
+        return (_norm(self.rows(y, error) - self.rows(y)) / error).nan_to_num(0.0)
+
+
+def gauss_newton(
+    x0: Tensor, equations: Equations, s: Tensor, precision: float
+) -> tuple[Tensor, np.ndarray, np.ndarray]:
+    """The nearest images on the equations' set, the steps that each took, and where these contradict each other.
+
+    Args:
+        x0: Images (B, C, H, W).
+        equations: Their rows are c.
+        s: What moves are measured in (1, C, H, W).
+        precision: Relative error of x that is as good as none.
+    """
+    whole = Problem.of(x0, s, equations)
+    y, c = torch.zeros_like(x0), whole.rows(torch.zeros_like(x0))
+    steps, contradicting = np.zeros(len(x0)), np.zeros(len(x0), dtype=bool)
+    negligible = precision * whole.sensitivity(y)
+    todo = (torch.isfinite(c).all(1) & (_norm(whole.broken(c)) > negligible)).nonzero()[:, 0]
+    problem, here, mu, negligible = whole.only(todo), y[todo], torch.zeros_like(c[todo]), negligible[todo]
+    share, size = torch.ones_like(negligible), torch.ones_like(negligible)
+    forward = len(todo) > 0 and needs_forward(problem.rows, here)
+    for step in range(STEPS):
         if not len(todo):
             break
-    notes = []
-    if contradictions:
-        notes.append(
-            f"{contradictions} images cannot obey all equations at once: near them the equations contradict each "
-            "other, and they were left where these are met best. Check the residual, or what is frozen and bounded."
-        )
-    return found, steps, notes
+        lin = Linearised(problem.rows, here, forward=forward)
+        wrong = problem.broken(lin.value)
+        before = _norm(wrong)
+        size = size if step else largest_eigenvalue(lin)
+        stuck = _norm(lin.transposed(wrong)) <= STUCK * size.sqrt() * before
+        # Towards x⁰ it goes by a share of the way only, where the rule is so curved that more would be too far.
+        anchor = (1 - share[:, None, None, None]) * here
+        mu = multipliers(lin, anchor, mu, problem.at_most, size, negligible / 4)
+        towards = anchor - lin.transposed(mu) - here
+        here, left, fraction = line_search(problem, here, towards, before, 2 * _norm(mu), share)
+        negligible = precision * problem.sensitivity(here)
+        met, halted = (left <= negligible) | stuck, (fraction == 0) | (left > before / 2)
+        still = (_norm(towards) <= math.sqrt(100 * precision) * share * _norm(here)) | (fraction == 0)
+        done = torch.where(share > 0, met & still, met | halted)
+        # Last, or where nothing else helps, not towards x⁰ at all: to the rule from where it is.
+        restored = (still & halted) | (step >= STEPS - RESTORED) | (share == 0)
+        share = torch.where(fraction < 1, share / 2, (1.5 * share).clamp(max=1)).masked_fill(restored, 0.0)
+        mu = mu.masked_fill(restored[:, None], 0.0)
+
+        y[todo] = here
+        steps[todo.cpu().numpy()] += 1
+        contradicting[todo.cpu().numpy()] = stuck.cpu().numpy()
+        problem, todo = problem.only(~done), todo[~done]
+        here, mu, share, size, negligible = (each[~done] for each in (here, mu, share, size, negligible))
+    return x0 + s * y, steps, contradicting
 
 
-def violation(c: Tensor, count: int) -> Tensor:
-    """Root mean square of what is broken, (B, R) → (B,): all of the equations, the positive part of inequalities."""
-    if count:
-        c = torch.cat([c[:, : c.shape[1] - count], c[:, -count:].clamp(min=0)], dim=1)
-    return c.square().mean(1).sqrt()
+def largest_eigenvalue(lin: Linearised) -> Tensor:
+    """‖A‖² of each image, (B,), by the power method; 1 where A is 0."""
+    v = _signs(lin.value)
+    for _ in range(POWER_STEPS):
+        v = lin.times(lin.transposed(v / _norm(v).clamp_min(torch.finfo(v.dtype).tiny)[:, None]))
+    size = _norm(v)
+    return torch.where(size > 0, size, 1.0)
 
 
-def least_squares(
-    lin: Linearised, origin: Tensor, c: Tensor, active: Tensor, start: Tensor, s: Tensor
-) -> tuple[Tensor, Tensor]:
-    """μ with J S Jᵀ μ = c + J(x⁰ − x) on the active rows by CGLS, and where these equations contradict each other.
+def multipliers(
+    lin: Linearised, anchor: Tensor, mu: Tensor, at_most: Tensor, size: Tensor, negligible: Tensor
+) -> Tensor:
+    """μ of the linearised rule's nearest point to `anchor`, (B, R); not negative for the inequalities `at_most` (R,).
 
-    CGLS minimises ‖b − A e‖ with A = J s on the active rows and e = Aᵀμ.
+    Conjugate gradients on free rows; where a step would make a multiplier negative it ends there, and one of the
+    gradient follows, projected; where the bound rows ask to be freed more than the free ones are wrong, they are.
     """
-    on = active.to(c)
-    mu = start * on
+    damping, length = (math.sqrt(torch.finfo(mu.dtype).eps) * size)[:, None], (1 / size)[:, None]
+    start = mu
 
-    def transposed(u: Tensor) -> Tensor:
-        return s * lin.transposed(u * on)
+    def hessian(v: Tensor) -> Tensor:
+        return lin.times(lin.transposed(v)) + damping * v
 
-    b = (c + lin.times(origin - lin.x.detach())) * on
-    e = transposed(mu)
-    residual = b - lin.times(s * e) * on
-    gradient = transposed(residual)
-    direction, dual = gradient, residual
-    gamma = _dot(gradient, gradient)
-    target = (ENOUGH * _norm(c * on)).clamp_min(1e-300)
-    size = gamma.new_zeros(len(c))
-    stuck = torch.zeros_like(gamma, dtype=torch.bool)
+    def free(gradient: Tensor) -> Tensor:
+        return torch.where(at_most & (mu <= 0), 0.0, gradient)
+
+    gradient = lin.times(lin.y.detach() - anchor + lin.transposed(mu)) - lin.value
+    direction, enough = free(gradient), None
     for _ in range(CG_STEPS):
-        length = _norm(residual)
-        stuck = (gamma.sqrt() <= STUCK * size * length) & (length > target)
-        running = (length > target) & ~stuck & (gamma > 0)
+        inner = free(gradient)
+        outer = torch.where(at_most & (mu <= 0), gradient.clamp(max=0), 0.0)
+        wrong = _norm(inner + outer)
+        enough = torch.maximum(ENOUGH * wrong, negligible) if enough is None else enough
+        running = wrong > enough
         if not running.any():
             break
-        image = lin.times(s * direction) * on
-        curvature = _dot(image, image)
-        size = torch.maximum(size, (curvature / _dot(direction, direction).clamp_min(1e-300)).sqrt())
-        alpha = torch.where(running & (curvature > 0), gamma / curvature.clamp_min(1e-300), 0.0)[:, None]
-        mu = mu + alpha * dual
-        residual = residual - alpha * image
-        gradient = transposed(residual)
-        previous, gamma = gamma, _dot(gradient, gradient)
-        beta = (gamma / previous.clamp_min(1e-300))[:, None]
-        dual = residual + beta * dual
-        direction = gradient + beta[..., None, None] * direction
-    return mu * on, stuck
+        reduced = torch.where(at_most, torch.minimum(inner, mu / length), inner)
+        inside = _dot(outer, outer) <= _dot(reduced, inner)
+        direction = torch.where(inside[:, None], direction, outer)
+        image = hessian(direction)
+        curvature = _dot(direction, image)
+        step = torch.where(running, _ratio(_dot(gradient, direction), curvature), 0.0)
+        longest = torch.where(at_most & (direction > 0), mu / direction, torch.inf)
+        blocked = step > longest.amin(1)
+        step = torch.minimum(step, longest.amin(1))[:, None]
+        mu = torch.where(longest <= step, 0.0, mu - step * direction)
+        gradient = gradient - step * image
+        if blocked.any():
+            projected = mu - length * free(gradient)
+            projected = torch.where(at_most, projected.clamp(min=0), projected)
+            change = torch.where(blocked[:, None], projected - mu, 0.0)
+            mu, gradient = mu + change, gradient + hessian(change)
+        inner = free(gradient)
+        again = torch.where(inside & ~blocked, _ratio(_dot(inner, image), curvature), 0.0)
+        direction = inner - again[:, None] * direction
+    return torch.where(torch.isfinite(mu).all(1, keepdim=True), mu, start)
 
 
-def _line_search(
-    rows: Function, x: Tensor, full: Tensor, before: Tensor, enough: Tensor, count: int
-) -> tuple[Tensor, Tensor]:
-    """x moved towards `full` by the longest of 1, ½, ¼ … that breaks the rule less, and where there is such a step."""
-    best, todo = x.clone(), torch.ones_like(before, dtype=torch.bool)
-    fraction = 1.0
-    for _ in range(HALVINGS):
-        tried = x + fraction * (full - x)
-        with torch.no_grad():
-            after = violation(rows(tried), count)
-        good = todo & ((after <= (1 - 1e-4 * fraction) * before) | (after <= enough))
-        best[good] = tried[good]
-        todo &= ~good
-        if not todo.any():
+def line_search(
+    problem: Problem, y: Tensor, towards: Tensor, before: Tensor, penalty: Tensor, share: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y moved by the longest of 1, ½, ¼ … of `towards` that lowers ½ share ‖y‖² + penalty · ‖broken‖.
+
+    Returns y, what it breaks (B,), and that fraction (B,), 0 where there is none.
+    """
+    penalty = torch.where(penalty > 0, penalty, 1.0)
+    merit = share * _dot(y, y) / 2 + penalty * before
+    slope = (share * _dot(y, towards) - penalty * before).clamp(max=0)
+    rounding = 4 * torch.finfo(y.dtype).eps * merit
+    best, left, taken = y.clone(), before.clone(), torch.zeros_like(before)
+    for fraction in (0.5**k for k in range(HALVINGS)):
+        tried = y + fraction * towards
+        after = _norm(problem.broken(problem.rows(tried)))
+        lower = share * _dot(tried, tried) / 2 + penalty * after <= merit + 1e-4 * fraction * slope + rounding
+        good = (taken == 0) & lower
+        best[good], left[good], taken[good] = tried[good], after[good], fraction
+        if (taken > 0).all():
             break
-        fraction /= 2
-    return best, ~todo
+    return best, left, taken
 
 
 def polyak(x: Tensor, rule: Constraint, s: Tensor, bounds: Bounds, floor: float) -> tuple[Tensor, np.ndarray]:
     """Images of ℓ at most `floor`, or the best that were found, and the steps that each took."""
-    low, high = bounds
     best, lowest = x.clone(), x.new_full((len(x),), torch.inf)
-    steps = np.zeros(len(x))
-    first: Tensor | None = None
+    steps, enough = np.zeros(len(x)), None
     for step in range(POLYAK_STEPS + 1):
+        if bounds != (None, None):
+            x = torch.where(s > 0, x.clamp(*bounds), x)
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            distance = rule(x)
+            distance = rule(x) + 0 * x.flatten(1).sum(1)
             (gradient,) = torch.autograd.grad(distance.sum(), x)
-        distance, gradient = distance.detach(), gradient.detach()
+        x, distance = x.detach(), distance.detach()
         better = distance < lowest
-        best[better], lowest[better] = x.detach()[better], distance[better]
-        first = distance if first is None else first
+        best[better], lowest[better] = x[better], distance[better]
+        enough = torch.clamp_min(EXACT * distance, (1 + EXACT) * floor) if enough is None else enough
         slope = _dot(s * gradient, s * gradient)
-        running = (lowest > torch.clamp_min(EXACT * first, floor)) & (slope > 0) & torch.isfinite(distance)
+        running = (lowest > enough) & (slope > 0) & torch.isfinite(slope)
         if step == POLYAK_STEPS or not running.any():
             break
         steps[running.cpu().numpy()] += 1
-        length = torch.where(running, (distance - floor).clamp_min(0) / slope.clamp_min(1e-300), 0.0)
-        x = x.detach() - length[:, None, None, None] * s.square() * gradient
-        if low is not None or high is not None:
-            x = x.clamp(low, high)
-    if not torch.isfinite(lowest).all():
-        warnings.warn("ℓ of an image is not finite: it stays as it is.", NammWarning, stacklevel=2)
+        length = (running * (distance - floor).clamp_min(0) / slope)[:, None, None, None]
+        x = torch.where(running[:, None, None, None], x - length * s.square() * gradient, x)
     return best, steps
+
+
+def _signs(like: Tensor) -> Tensor:
+    """Random signs, the same for every image of a batch (B, …)."""
+    draws = torch.rand(like.shape[1:], generator=generator(0, "signs"), dtype=torch.float64)
+    return torch.where(draws < 0.5, -1.0, 1.0).to(like).expand_as(like)
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is not positive."""
+    return torch.where(b > 0, a / b, 0.0)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
 """Any number of samples in one HDF5 file, made a batch at a time and never twice.
 
-images            x = f(y)                          (N, C, H, W)
-mirror_images     y                                 (N, C, H, W)
-distances         ℓ(x), where there is a rule       (N,)
-seconds           what each sample took to compute  (N,)
+images            x = f(y), polished where asked for   (N, C, H, W)
+mirror_images     y                                    (N, C, H, W)
+distances         ℓ(x), where there is a rule          (N,)
+seconds           what each sample took to compute     (N,)
+
+Polished samples bring their certificate: before, after, moved, iterations and rounding, each (N,).
 
 Sample i depends on (model, sampler, seed, i) only, so a file that was cut short goes on where it stopped and ends with
 the samples of an uninterrupted one (in the same batches, their very bytes on a CPU). Memory does not grow with N.
@@ -12,7 +14,7 @@ Under torchrun all processes make each batch together, and the main one writes i
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -30,6 +32,8 @@ from namm.datasets.base import BLOCK
 from namm.datasets.readers import LazyImages
 from namm.distributed import process_state
 from namm.errors import DataError, MemoryShortage, UsageError
+from namm.exact.certificate import ARRAYS, Certificate
+from namm.exact.polish import Polished
 from namm.generative.base import evaluating
 from namm.generative.diffusion import Diffusion
 from namm.generative.mirrored import Mirrored
@@ -54,6 +58,7 @@ def write_samples(
     batch_size: int | None = None,
     precision: Precision = "auto",
     compile: bool = False,
+    polish: Callable[[torch.Tensor], Polished] | None = None,
     progress: bool = True,
     **options: Any,
 ) -> Path:
@@ -73,6 +78,8 @@ def write_samples(
             more than 256.
         precision: How the networks compute on a GPU, by its name in `namm.numerics`.
         compile: Compile the network of a diffusion model before the first batch; not counted in `seconds`.
+        polish: Moves images to the nearest ones on the rule, such as `partial(namm.polish, rule=rule, floor=…)`; with
+            that `floor` in the description too, the file's certificate knows it.
         progress: Show a progress bar, where there is a terminal.
         options: Passed to `source.model.sample`, such as `sampler`.
     """
@@ -85,6 +92,9 @@ def write_samples(
     shapes = {"images": (n, *shape), "mirror_images": (n, *shape), "seconds": (n,)}
     if constraint is not None:
         shapes["distances"] = (n,)
+    if polish is not None:
+        shapes |= dict.fromkeys(ARRAYS, (n,))
+        description = {**description, "polished": True}
     rule = "none" if constraint is None else constraint.name
     header = {"samples": n, "first": first, "seed": seed, "rule": rule, **description, "namm_version": __version__}
     options |= {"generator": seed, "batch_size": size} | ({"compile": True} if compile else {})
@@ -96,7 +106,7 @@ def write_samples(
     def make(start: int, stop: int) -> dict[str, np.ndarray]:
         with torch.no_grad(), arithmetic(precision, source.device):
             rehearsed()
-            return _arrays(source, first + start, stop - start, constraint, options)
+            return _arrays(source, first + start, stop - start, constraint, polish, options)
 
     def fill(file: h5py.File, blocks: list[store.Block]) -> None:
         missing = {k for _, k in blocks}
@@ -153,7 +163,12 @@ def rehearse_sampling(
 
 
 def _arrays(
-    source: Mirrored, first: int, count: int, constraint: Constraint | None, options: dict[str, Any]
+    source: Mirrored,
+    first: int,
+    count: int,
+    constraint: Constraint | None,
+    polish: Callable[[torch.Tensor], Polished] | None,
+    options: dict[str, Any],
 ) -> dict[str, np.ndarray]:
     """Samples `first` to `first` + `count`, as they are written."""
     began = time.perf_counter()
@@ -164,7 +179,11 @@ def _arrays(
             "not learned enough for this sampler. Train it longer, let it predict v (mdm.diffusion.prediction), or "
             "choose another sampler or more steps."
         )
-    arrays = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy()}
+    certified = {}
+    if polish is not None:
+        polished = polish(x)
+        x, certified = polished.images, {name: getattr(polished.certificate, name) for name in ARRAYS}
+    arrays = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy(), **certified}
     arrays["seconds"] = np.full(count, (time.perf_counter() - began) / count)
     if constraint is not None:
         distances = [constraint(part) for part in x.split(options["batch_size"])]
@@ -198,6 +217,15 @@ class SampleFile(store.GrownFile):
             raise DataError(f"{self.path} holds no distances: it was written without a constraint.")
         values: np.ndarray = self._file["distances"][:]
         return values
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """How far polishing moved each sample and what is left of ℓ; None where they were not polished."""
+        if "after" not in self._file:
+            return None
+        arrays = {name: self._file[name][:].astype(np.float64) for name in ARRAYS}
+        about = self.parameters
+        return Certificate(str(about["rule"]), "polishing", float(about.get("floor", 0.0)), **arrays)
 
     @property
     def compute_seconds(self) -> float:

@@ -135,7 +135,10 @@ def crank_nicolson(u: Tensor, grid: BurgersGrid, dim: int = -1) -> Tensor:
     r = u + _half_step(u, grid, dim)
     # A compiler is at work, and no transformation of torch.func, for which the kernel has no rules.
     compiled_alone = torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-    v: Tensor = _by_kernel(r, grid) if compiled_alone and _has_kernel(r, dim) else _ImplicitHalfStep.apply(r, grid, dim)
+    if compiled_alone and _has_kernel(r, dim):
+        return _by_kernel(r, grid)
+    half_step = _ImplicitHalfStep if torch.compiler.is_compiling() else _ImplicitHalfStepForward
+    v: Tensor = half_step.apply(r, grid, dim)
     return v
 
 
@@ -218,24 +221,7 @@ class _ImplicitHalfStep(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, BurgersGrid, int], output: Tensor) -> None:
         ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
         _, ctx.grid, ctx.dim = inputs
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        """J⁻¹ times the tangent of r, by relaxation on the linear rows."""
-        grid, dim = ctx.grid, ctx.dim
-        a, b = grid.advection, grid.diffusion
-        v = ctx.saved_tensors[0].clamp(-grid.covered_speed, grid.covered_speed)
-        right, left = _neighbours(v, dim)
-        scale = 1 / _diagonal(right, left, grid)
-        from_right, from_left, source = scale * (b - a * v), scale * (b + a * v), scale * tangent
-
-        def sweep(moved: Tensor) -> Tensor:
-            after, before = _neighbours(moved, dim)
-            return torch.addcmul(torch.addcmul(source, from_right, after), from_left, before)
-
-        return _relax(sweep, source, grid)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -253,3 +239,28 @@ class _ImplicitHalfStep(torch.autograd.Function):
             return torch.addcmul(torch.addcmul(source, from_right, after), from_left, before)
 
         return _relax(sweep, source, grid), None, None
+
+
+class _ImplicitHalfStepForward(_ImplicitHalfStep):
+    """The same with a forward derivative, which a compiler refuses to see."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, BurgersGrid, int], output: Tensor) -> None:
+        _ImplicitHalfStep.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        """J⁻¹ times the tangent of r, by relaxation on the linear rows."""
+        grid, dim = ctx.grid, ctx.dim
+        a, b = grid.advection, grid.diffusion
+        v = ctx.saved_tensors[0].clamp(-grid.covered_speed, grid.covered_speed)
+        right, left = _neighbours(v, dim)
+        scale = 1 / _diagonal(right, left, grid)
+        from_right, from_left, source = scale * (b - a * v), scale * (b + a * v), scale * tangent
+
+        def sweep(moved: Tensor) -> Tensor:
+            after, before = _neighbours(moved, dim)
+            return torch.addcmul(torch.addcmul(source, from_right, after), from_left, before)
+
+        return _relax(sweep, source, grid)

@@ -60,7 +60,7 @@ class Trial:
 
     Attributes:
         cost: λ ℓ(errors of σ_max) / σ_max.
-        left: ℓ after f over ℓ with errors of σ_max.
+        left: What f leaves of the ℓ that errors of σ_max add.
         cycle_error: mean |u − f(g(u))| / mean |u|, images standardised.
         total_variation: Of f's images over the data's.
     """
@@ -313,11 +313,12 @@ def _trial(
     project()
     with torch.no_grad():
         held_out = x[-max(1, len(x) // 4) :][:64]
-        errors = distance_of_errors(trial, held_out, rule, noise, seed)
+        floor = _mean_distance(rule, held_out)
+        added = distance_of_errors(trial, held_out, rule, noise, seed) - floor
         u = trial.standardise(held_out)
         y = trial.g(u)
         mapped = trial.f(_with_errors(y, noise, rng, torch.full((), noise.maximum, device=x.device)))
-        left = max(_mean_distance(rule, trial.unstandardise(mapped)) / max(errors, 1e-30), LEAST)
+        left = max((_mean_distance(rule, trial.unstandardise(mapped)) - floor) / max(added, 1e-30), LEAST)
         cycle = float((u - trial.f(y)).abs().mean() / u.abs().mean())
         variation = float(total_variation(mapped).mean() / total_variation(u).mean().clamp_min(1e-30))
     return Trial(cost, left, cycle, variation)

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from namm.constraints import Constraint
 from namm.datasets import Store, open_store
+from namm.datasets.batches import to_tensor
+from namm.evaluation import distance_summary
 from namm.evaluation.verdict import Verdict
+from namm.exact import Polished, polish
 from namm.experiments.engine import build
 from namm.experiments.engine.build import device
 from namm.experiments.engine.folder import SETTINGS, complete_stage, describe_run, find_run, is_complete
@@ -31,6 +34,8 @@ __all__ = ["Run", "RunParts", "describe_samples", "device", "untrained"]
 
 Shape = tuple[int, int, int]
 
+FLOOR_IMAGES = 1000
+"""Images whose mean ℓ is the data's floor, and whose spread is the unit of moves."""
 AUTOENCODERS, IN_MIRROR_SPACE = ("mvae", "vae"), ("mdm", "mvae")
 """Which of the models mdm, dm, mvae and vae are no diffusion models, and which are of mirror images."""
 
@@ -75,6 +80,15 @@ class RunParts:
         model = untrained(stage, self.settings, self.shape)
         load_model(model, folder / TRAINING)
         return model.to(device())
+
+    def polisher(self, rule: Constraint) -> partial[Polished]:
+        """`polish` as the run's data ask for: moves in standard deviations of a channel, the images' ℓ as floor."""
+        with open_store(images_file(self.folder("data"))) as store:
+            images = to_tensor(store["test" if store.sizes["test"] else "train"][:FLOOR_IMAGES])
+        spread = images.double().transpose(0, 1).flatten(1).std(1)
+        floor = distance_summary(rule, images, device=device()).mean
+        scale = torch.where(spread > 0, spread, 1.0)
+        return partial(polish, rule=rule, scale=scale, floor=floor, device=device())
 
     def source(self, stage: str, mirror: MirrorMap | IdentityMap) -> Mirrored:
         """Samples of that model through `mirror`."""

@@ -68,7 +68,7 @@ class WeightSettings:
     """Weights of the terms of Eq. 1."""
 
     constraint: float = 1.0
-    """λ_constr, or what it is relative to."""
+    """λ_constr; where `relative`, in units of σ_max over ℓ of images with errors of σ_max."""
     relative: bool = False
     """Whether λ_constr is `constraint` times σ_max over ℓ of the errors that the map is trained with."""
     cycle: float = 0.5
@@ -242,6 +242,8 @@ class EvaluateSettings:
     """0 leaves KID out."""
     milestone_samples: int = 128
     """Samples for the distance at every milestone of the trainings, of those above; 0 leaves it out."""
+    polish: bool = False
+    """Whether rows of polished samples stand beside the others, for a rule that has a residual or a nearest image."""
     sampler: SamplerSettings = field(default_factory=SamplerSettings)
     seed: int = 2
 

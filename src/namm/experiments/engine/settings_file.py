@@ -48,6 +48,7 @@ def _canonical(value: Any, hint: Any) -> Any:
 
 
 NEW = {
+    "polish": False,
     "radius": 2.0,
     "kind": "resnet",
     "modes": 64,

@@ -119,7 +119,7 @@ _IN_ORDER = (
     _stage(
         "evaluate",
         "data map mdm samples finetune dm",
-        lambda s: plain(s.evaluate),
+        lambda s: without_new_defaults(plain(s.evaluate)),
         "evaluate.make_evaluation",
         EVALUATED,
     ),

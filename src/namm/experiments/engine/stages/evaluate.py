@@ -6,6 +6,7 @@
     dm           the baseline's own samples
     projected    the baseline's samples, projected on the rule's set, where the rule has a projection
     repaired     the baseline's samples through g and the finetuned f
+    … polished   samples of `finetuned`, `dm` and `repaired` moved to the nearest images on the rule, where asked for
 
 All are compared with the same reference images, and both models are run by the same sampler from the same seed.
 
@@ -39,6 +40,7 @@ from namm.evaluation import Extractor, compare, distance_summary, fid, kid, pict
 from namm.evaluation.mmd import Subset, in_memory
 from namm.evaluation.scores import Milestone, half_way
 from namm.evaluation.verdict import Figures, Verdict, judge, judge_map
+from namm.exact.polish import can_polish
 from namm.experiments.engine import build
 from namm.experiments.engine.folder import is_complete, read_record
 from namm.experiments.engine.processes import is_main, on_main_process
@@ -55,7 +57,9 @@ from namm.maps import IdentityMap, MirrorMap
 from namm.training.checkpoint import PATTERN, read
 from namm.training.train_map import load_weights
 
-ROWS = ("data", "mdm", "finetuned", "dm", "projected", "repaired")
+POLISHED = {"finetuned_polished": "finetuned", "dm_polished": "dm", "repaired_polished": "repaired"}
+"""Rows of polished samples, and what they are made of."""
+ROWS = ("data", "mdm", "finetuned", "dm", "projected", "repaired", *POLISHED)
 OURS, BASELINE = "mdm.h5", "dm.h5"
 """Samples of the method (through the finetuned f) and of the baseline."""
 METRICS = "metrics.json"
@@ -74,6 +78,9 @@ def make_evaluation(work: Work) -> Outcome:
         ours = stack.enter_context(_samples(work, OURS, trained.source("mdm", after), n, rule))
         baseline = stack.enter_context(_samples(work, BASELINE, trained.source("dm", IdentityMap()), n, rule))
 
+        certificates: dict[str, Any] = {}
+        polisher = trained.polisher(rule) if work.settings.evaluate.polish and can_polish(rule) else None
+
         def rows() -> Iterator[tuple[str, Images]]:
             """Every row's images, one row at a time in memory."""
             others = "train" if reference == "test" else "test"
@@ -83,7 +90,14 @@ def make_evaluation(work: Work) -> Outcome:
             yield "dm", baseline.images
             if rule.has_project:
                 yield "projected", map_images(rule.project, baseline.images, device(), "project")
-            yield "repaired", map_images(after.repair, baseline.images, device(), "f∘g")
+            repaired = map_images(after.repair, baseline.images, device(), "f∘g")
+            yield "repaired", repaired
+            if polisher is not None:
+                sources = {"finetuned": ours.images, "dm": baseline.images, "repaired": repaired}
+                for name, of in POLISHED.items():
+                    polished = polisher(sources[of])
+                    certificates[name] = polished.certificate.summary()
+                    yield name, polished.images
 
         scores = on_main_process(lambda: _scores(work, rows(), in_memory(store[reference]), rule))
         milestones = _milestones(work, trained, rule, ours, baseline)
@@ -96,6 +110,7 @@ def make_evaluation(work: Work) -> Outcome:
         "rows": scores,
         "verdict": verdict.as_json(),
         "verdicts": {name: each.outcome for name, each in verdicts.items()},
+        "certificates": certificates,
         **costs,
         "milestones": {name: [asdict(each) for each in them] for name, them in milestones.items()},
     }

@@ -134,8 +134,8 @@ def measure(mirror: MirrorMap, constraint: Constraint, images: Images, noise: No
         distance_map: mean ℓ(f(g(x) + e)), what f makes of them.
         distance_cycle: mean ℓ(f(g(x))).
         cycle_error: mean |x − f(g(x))| / mean |x|.
-        total_variation, spread: Total variation and standard deviation of f(g(x) + e) over those of x; a map that
-            keeps the rule by smoothing images shows here.
+        total_variation, spread: Total variation, and standard deviation over the pixels of an image, of f(g(x) + e)
+            over those of x; a map that keeps the rule by smoothing images shows here.
     """
     device = next(mirror.parameters()).device
     chunks = []

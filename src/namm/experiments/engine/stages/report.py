@@ -27,7 +27,7 @@ from namm.experiments.engine.run import run as run_stages
 from namm.experiments.engine.settings_file import plain, read_yaml
 from namm.experiments.engine.stages import MAIN_LINE, Outcome, Work, stage_keys, stages_until
 from namm.experiments.engine.stages.data import images_file
-from namm.experiments.engine.stages.evaluate import BASELINE, METRICS, OURS, judge_rows, run_verdict
+from namm.experiments.engine.stages.evaluate import BASELINE, METRICS, OURS, POLISHED, judge_rows, run_verdict
 from namm.experiments.engine.stages.map import TRAINING
 from namm.experiments.engine.stages.model import EQUAL_COMPUTE
 from namm.experiments.engine.stages.samples import TRAIN
@@ -46,7 +46,7 @@ PARTIAL = "partial-report.html"
 GRID = 9
 ENDS = {"mdm": "mdm", "finetune": "finetuned", "dm": "dm"}
 """The row that each training with milestones leads to."""
-ORDER = ("data", "finetuned", "mdm", "dm", "projected", "repaired")
+ORDER = ("data", "finetuned", "mdm", "dm", "projected", "repaired", *POLISHED)
 """Rows as they follow each other on the page."""
 UNREADABLE = (NammError, OSError, ValueError, LookupError, TypeError, RuntimeError)
 RESIDUAL = "the rule's residual"

@@ -1,0 +1,99 @@
+"""`namm certify`: how far each image of a file is from a rule, in float64, and whether that is as near as it can be."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from namm.cli import HELP
+from namm.cli.options import (
+    Layout,
+    answer,
+    file_among,
+    format_usage,
+    named_rule,
+    open_file,
+    parse_with_rule,
+    pick,
+    rule_of_data,
+    rule_settings,
+)
+from namm.errors import UsageError
+from namm.experiments.engine.experiment import Rule
+from namm.experiments.presets import EXPERIMENTS
+
+
+@dataclass(frozen=True)
+class Certify:
+    """Certify images: ℓ of each in float64, beside the data's own and what rounding does to it."""
+
+    file: Path
+    """Images: a file of `namm sample`, HDF5, NPY or NPZ, or a folder of PNGs."""
+    key: str | None = None
+    """Name of the array in FILE; `images` in a file of samples."""
+    layout: Layout | None = None
+    """Order of the axes of FILE; our own files and PNGs know theirs."""
+    data_key: str | None = None
+    """The same for the data; `test`, or else `train`, in a file of `namm data`."""
+    data_layout: Layout | None = None
+    """The same for the data."""
+    out: Annotated[Path | None, arg(aliases=["-o"])] = None
+    """Where the certificate goes as JSON, with the values of each image."""
+    rule: Rule = field(default_factory=Rule)
+    """The rule's numbers; a rule of the user's own has none that we know."""
+
+
+def usage() -> str:
+    """The help text that needs no rule."""
+    return format_usage(
+        "namm certify FILE --constraint CONSTRAINT [--data FILE] [-o certificate.json] [--PARAMETER VALUE]",
+        "Measure ℓ of every image in float64. An image reaches the rule where ℓ is at most three times the floor (the "
+        "data's own mean ℓ, or 0) and what the rounding of its pixels does to ℓ, together (docs/exact.md).\n"
+        "Exit code 0: all images reach the rule; 1: some do not; 2: wrong usage.",
+        {
+            "FILE": "samples of `namm sample` or `namm repair`, HDF5, NPY or NPZ file, or a folder of PNGs",
+            "--constraint": f"{', '.join(EXPERIMENTS)}, or module:name of your own; not needed where the data are a "
+            "file of `namm data`",
+            "--data": "real images, the same way: their mean ℓ is the floor",
+            "-o": "where the certificate goes as JSON, for namm.Certificate.load",
+            "--PARAMETER": "the rule's numbers and more: `namm certify FILE --constraint burgers --help`. A file that "
+            "`namm data` wrote brings its own.",
+        },
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Certify a file of images."""
+    picked, rest = pick(arguments, ("constraint", "data"))
+    if not arguments or (set(rest) & set(HELP) and not picked):
+        answer(usage(), arguments)
+    data = Path(picked["data"]) if "data" in picked else None
+    known = data or file_among(rest)
+    name = picked.get("constraint") or (rule_of_data(known) if known is not None else "")
+    if not name:
+        raise UsageError(f"which rule? Add --constraint {'|'.join(EXPERIMENTS)}, or module:name.")
+    settings = rule_settings(name, known if known is not None and known.is_file() else None)
+    options = parse_with_rule(Certify, rest, "namm certify", settings, usage=usage())
+    if options.out is not None and options.out.suffix != ".json":
+        raise UsageError(f"-o must name a JSON file, such as certificate.json, not {options.out}.")
+
+    from namm.exact import certify
+    from namm.experiments.engine.build import device
+    from namm.experiments.engine.user_rule import blamed_on
+    from namm.files import write_json
+
+    rule, floor = named_rule(name, options.rule), 0.0
+    with ExitStack() as stack:
+        images = open_file(options.file, options.key, options.layout, stack)
+        real = None if data is None else open_file(data, options.data_key, options.data_layout, stack)
+        with blamed_on(name):
+            if real is not None:
+                floor = float(certify(real, rule, device=device()).after.mean())
+            certificate = certify(images, rule, floor=floor, device=device())
+    print(certificate)
+    if options.out is not None:
+        write_json(options.out, certificate.as_json())
+        print(f"the certificate is in {options.out}")
+    return 0 if certificate.reached.all() else 1
