@@ -41,7 +41,8 @@ def assert_shows(cells, row):
     distance = row["distance"]
     wanted = [distance["mean"], distance["std"], distance["quantiles"][2], distance["max"]]
     wanted += [*row["mmd"], row["total_variation"], row["spread"]]
-    np.testing.assert_allclose(found, wanted, rtol=0.05, atol=1e-12)
+    np.testing.assert_allclose(found[:4], wanted[:4], rtol=0.05, atol=1e-12)
+    np.testing.assert_allclose(found[4:], wanted[4:], rtol=0.05, atol=5.1e-5)  # four decimals are shown
     np.testing.assert_allclose(found[0], wanted[0], rtol=0.006)
 
 
