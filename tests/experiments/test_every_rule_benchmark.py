@@ -1,5 +1,6 @@
 """benchmarks/every_rule.py: its images obey their rules, and it judges means over seeds as it says."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -69,3 +70,12 @@ def test_settings_are_those_of_a_users_run(script, tmp_path, monkeypatch):
     assert s.data.shape == (1, 16, 16)
     assert (s.map.train.seed, s.data.seed) == (2, 2)
     assert script["settings_of"]("flux", 2, options).settings.data.seed == 2
+
+
+def test_a_record_stands_for_its_run_while_settings_are_the_same(script, tmp_path):
+    options = script["Options"](out=tmp_path, quick=True)
+    key = script["stage_keys"](script["settings_of"]("flux", 3, options).settings)["evaluate"]
+    kept = {"key": key, "rows": {"dm": row(1.0, 0.1)}, "seconds": [1.0, 1.0], "second": None}
+    (tmp_path / "flux-demo-3.json").write_text(json.dumps(kept))
+    assert script["rows_of"]("flux", 3, options) == kept
+    assert not (tmp_path / "flux-demo-3").exists()
