@@ -128,7 +128,7 @@ def test_the_tables_can_be_made_again_from_the_file(written, benchmark):
 
 
 def test_kid_is_shown_in_ten_thousandths(written, benchmark):
-    """Of the tiny runs it is not computed: as if it had been."""
+    """KID is not computed for the tiny runs: as if it had been."""
     report = deepcopy(written[2])
     for found in report["seeds"].values():
         found["rows"]["finetuned"]["kid"], found["rows"]["dm"]["kid"] = [2.5e-4, 1e-5], [3e-4, 2e-5]

@@ -32,7 +32,7 @@ def reference_network(file, **options) -> NCSNpp:
 
 
 def std(t: torch.Tensor) -> torch.Tensor:
-    """Of the VP SDE with β from 0.1 to 20 and the reference's first-order form near zero; (B,) -> (B, 1, 1, 1)."""
+    """Standard deviation of the VP SDE, β from 0.1 to 20, with the reference's form near zero; (B,) -> (B, 1, 1, 1)."""
     c = -0.25 * t**2 * 19.9 - 0.05 * t
     return torch.where(c.abs() <= 1e-3, -2 * c, -torch.expm1(2 * c)).sqrt()[:, None, None, None]
 

@@ -103,7 +103,7 @@ def test_a_step_is_the_formula_cell_by_cell(n, seed, dt, plateaus):
 
 
 def test_differences_land_on_centres_and_corners():
-    """Of a smooth flow they err by h²/24 of its third derivatives there, and by h elsewhere."""
+    """In a smooth flow they err by h²/24 of its third derivatives there, and by h elsewhere."""
 
     def errors(n):
         face, centre = places(n)

@@ -56,7 +56,7 @@ HALVINGS = 4
 TRUST = 0.1
 """Relative change of K whose cost is that of the distance which is left. Between 0.05 and 0.3 little depends on it."""
 ITERATIONS = 40
-"""Of conjugate gradients in a Gauss–Newton step, at most."""
+"""Most iterations of conjugate gradients in a Gauss–Newton step."""
 TOLERANCE = 1e-2
 """Residual, of what it is at first, at which conjugate gradients stop: the next step makes up for the rest."""
 
