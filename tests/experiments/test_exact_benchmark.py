@@ -49,7 +49,7 @@ def test_figures_may_end_two_percent_further_from_the_data(script, after, missed
 def test_a_tiny_run_is_polished_timed_and_shown(script, tmp_path, capsys):
     code = script["main"](["--quick", "--only", "flux", "--out", str(tmp_path)])
     shown = capsys.readouterr().out
-    assert code in (0, 1)  # after three steps of training anything may be missed but the rule
-    assert "ℓ above" not in shown
+    assert "ℓ above" not in shown  # after three steps of training anything else may be missed
+    assert code == ("missed: " in shown)
     certificates = json.loads((tmp_path / "flux-0" / "evaluate" / "metrics.json").read_text())["certificates"]
     assert [each["reached"] for each in certificates.values()] == [32, 32, 32]

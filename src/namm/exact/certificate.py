@@ -44,7 +44,7 @@ class Certificate:
 
     Attributes:
         rule: Name of the rule.
-        method: What was done: `none`, `closed form`, `Gauss-Newton` or `Polyak`.
+        method: What was done: `none`, `closed form`, `Gauss-Newton` or `Polyak`; `polishing` in a file of samples.
         floor: Mean ℓ of the data, 0 where they obey the rule exactly.
         before, after: ℓ of each image (N,).
         moved: Root mean square over pixels of (x' − x) / scale, (N,).
@@ -121,7 +121,7 @@ class Certificate:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a certificate that `namm certify` or `namm sample --polish` wrote."""
+        """Read a certificate that `namm certify -o` wrote; that of polished samples is in their `SampleFile`."""
         try:
             return cls.from_json(json.loads(Path(path).read_text()))
         except (OSError, ValueError, TypeError, KeyError) as error:

@@ -25,6 +25,7 @@ from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.map import TRAINING, mirror_folder
 from namm.formatting import html_table
 from namm.generative import VAE, Diffusion
+from namm.generative.base import channel_statistics
 from namm.generative.mirrored import Mirrored
 from namm.maps import IdentityMap, MirrorMap
 from namm.training.checkpoint import weights_digest
@@ -85,9 +86,9 @@ class RunParts:
         """`polish` as the run's data ask for: moves in standard deviations of a channel, the images' ℓ as floor."""
         with open_store(images_file(self.folder("data"))) as store:
             images = to_tensor(store["test" if store.sizes["test"] else "train"][:FLOOR_IMAGES])
-        spread = images.double().transpose(0, 1).flatten(1).std(1)
+        _, spread = channel_statistics(images, self.shape)
+        scale = torch.where(spread > 0, spread, 1.0)  # a channel that never varies
         floor = distance_summary(rule, images, device=device()).mean
-        scale = torch.where(spread > 0, spread, 1.0)
         return partial(polish, rule=rule, scale=scale, floor=floor, device=device())
 
     def source(self, stage: str, mirror: MirrorMap | IdentityMap) -> Mirrored:
