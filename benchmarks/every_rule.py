@@ -2,9 +2,9 @@
 
     python benchmarks/every_rule.py [--only burgers ink] [--seeds 0 1] [--preset demo] [--out runs/every_rule]
 
-The five experiments, two rules about digits (`ink`, `norm`) and, named in --only, rules that no setting was chosen with
-(`variance`, `part`, `colour`, `poisson`, `own_total`; `user_rules.py`). Each run is that of `namm run NAME`, or of
-`namm run --data FILE --constraint user_rules:NAME`, to its evaluation, with all its draws from the seed. What is
+The five experiments, two rules about digits (`ink`, `norm`) and, named in --only, `darcy` and rules that no setting was
+chosen with (`variance`, `part`, `colour`, `poisson`, `own_total`; `user_rules.py`). Each run is `namm run NAME`,
+or `namm run --data FILE --constraint user_rules:NAME`, to its evaluation, with all its draws from the seed. What is
 complete is not run again; a call that was cut short goes on. Printed for every rule: ℓ' = ℓ − the data's own ℓ of ours
 over the baseline's at equal compute, √MMD², total variation and spread of both, compute seconds, and the verdict on
 the means over seeds. For `count` a second counter, which nothing was trained with, also judges both. The exit code is 1
@@ -61,7 +61,7 @@ class Options:
 
 def settings_of(name: str, seed: int, options: Options) -> Any:
     """The preset of an experiment, or that of a rule of a user's own with its images in a file."""
-    if name in FIVE:
+    if name in (*FIVE, "darcy"):
         chosen = preset(name, options.preset)
         return replace(chosen, settings=shortened(with_seed(chosen.settings, seed), options))
     from user_rules import IMAGES

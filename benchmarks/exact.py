@@ -1,12 +1,13 @@
 """Does polishing bring samples onto their rule, and what does it cost them?
 
-    python benchmarks/exact.py [--only burgers flux] [--seed 0] [--out runs/exact]
+    python benchmarks/exact.py [--only burgers flux] [--seed 0] [--out runs/every_rule]
 
 For Burgers' equation, flows without divergence, brightness, tiles and Darcy's flow: a run of `namm run NAME` (preset
 demo) to its models, its samples drawn and evaluated with polished rows (`evaluate.polish`). Printed for the samples of
 the method, of the baseline and of the baseline repaired: ℓ before and after, √MMD², total variation and spread before
 and after, how far polishing moved them and, where the rule has one, how far `project` does, and the seconds that
-polishing a sample took over those that drawing it took. What is complete is not run again.
+polishing a sample took over those that drawing it took. What is complete is not run again, in runs of `every_rule.py`
+neither.
 
 Asked: ℓ ≤ 3 × (the data's mean ℓ + float32 rounding); √MMD², total variation and spread no further from the data's
 than before by more than 2 %; moved no more than by `project`; no longer than drawing. The exit code is 1 where one of
@@ -47,7 +48,7 @@ class Options:
 
     only: tuple[str, ...] = RULES
     seed: int = 0
-    out: Path = Path("runs/exact")
+    out: Path = Path("runs/every_rule")
     quick: bool = False
     """A few steps and samples: only to see that everything runs."""
 
@@ -68,7 +69,7 @@ def finished_run(name: str, options: Options) -> tuple[Path, dict[str, Any]]:
             samples=replace(s.samples, n=16, n_val=8, sampler=sampler),
             evaluate=replace(s.evaluate, n=32, subset=16, sampler=sampler),
         )
-    folder = options.out / f"{name}-{options.seed}"
+    folder = options.out / f"{name}-demo-{options.seed}"
     run(replace(chosen, settings=s), folder, until="evaluate", log=lambda line: print(f"  {line}"), force=True)
     return folder, json.loads((folder / "evaluate" / "metrics.json").read_text())
 

@@ -49,7 +49,7 @@ def colour(x: Tensor) -> Tensor:
 class Poisson(torch.nn.Module):
     """−c Δu = s for the channels u and s, with a conductivity c that is a buffer."""
 
-    def __init__(self, size: int = 24) -> None:
+    def __init__(self, size: int = 32) -> None:
         super().__init__()
         conductivity = torch.ones(size, size)
         conductivity[:, size // 2 :] = 2
@@ -118,12 +118,12 @@ def _windowed(seed: int) -> Tensor:
 
 
 def _coloured(seed: int) -> Tensor:
-    x = fields(2600, 3, 24, seed) + torch.tensor([0.5, 0.0, -0.5])[:, None, None]
+    x = fields(2600, 3, 32, seed) + torch.tensor([0.5, 0.0, -0.5])[:, None, None]
     return x / x.norm(dim=1, keepdim=True)
 
 
 def _sourced(seed: int) -> Tensor:
-    u = fields(2600, 1, 24, seed)
+    u = fields(2600, 1, 32, seed)
     return torch.cat([u, Poisson().source(u)], dim=1)
 
 

@@ -51,5 +51,5 @@ def test_a_tiny_run_is_polished_timed_and_shown(script, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "ℓ above" not in shown  # after three steps of training anything else may be missed
     assert code == ("missed: " in shown)
-    certificates = json.loads((tmp_path / "flux-0" / "evaluate" / "metrics.json").read_text())["certificates"]
+    certificates = json.loads((tmp_path / "flux-demo-0" / "evaluate" / "metrics.json").read_text())["certificates"]
     assert [each["reached"] for each in certificates.values()] == [32, 32, 32]

@@ -341,6 +341,7 @@ def _describe(
         "constraint on noisy data": f"{report.noisy_mean:.3g}, gradient {report.gradient_norm:.3g}",
         "noise": name_of(noise),
         "weights": repr(weights),
+        **({"squared": weights.squared} if weights.squared else {}),
         "standardisation": mirror.standardisation,
         "data": fingerprint(data),
     }

@@ -137,7 +137,7 @@ def noise(kind: str, sigma_max: float) -> Noise:
 def weights(settings: WeightSettings, unit: float) -> Weights:
     """Weights of the terms of Eq. 1; `unit` is σ_max over ℓ of errors of σ_max."""
     constraint = settings.constraint * unit if settings.relative else settings.constraint
-    return Weights(constraint, settings.cycle, settings.regulariser)
+    return Weights(constraint, settings.cycle, settings.regulariser, settings.squared)
 
 
 def regulariser(settings: MapSettings) -> Regulariser:

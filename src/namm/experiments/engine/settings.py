@@ -75,6 +75,8 @@ class WeightSettings:
     """Weight of either half of the cycle loss."""
     regulariser: float = 1e-3
     """λ_reg."""
+    squared: float = 0.0
+    """Weight of squared errors beside the absolute ones of the cycle loss."""
 
 
 @dataclass(frozen=True)

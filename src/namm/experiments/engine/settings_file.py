@@ -55,6 +55,7 @@ NEW = {
     "templates": 4,
     "hidden": 64,
     "relative": False,
+    "squared": 0.0,
     "standardise": False,
     "tune": False,
 }

@@ -1,7 +1,7 @@
 """The stage `map`: learn g and f on the data and measure what they do to held-out images."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +20,7 @@ from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
 from namm.maps import MirrorMap
 from namm.numerics import arithmetic, generator
-from namm.training.objectives import Noise, Weights, perturb
+from namm.training.objectives import Noise, perturb
 from namm.training.train_map import train_map
 from namm.training.trainer import TrainResult
 from namm.training.tune import Tuning, chosen_once, tune
@@ -87,7 +87,7 @@ def choose_numbers(
         return Numbers(settings.sigma_max, 1.0)
     noise = None if settings.tune else build.noise(settings.noise, settings.sigma_max)
     weight = None if settings.tune else 1.0
-    others = Weights(1.0, settings.weights.cycle, settings.weights.regulariser)
+    others = build.weights(replace(settings.weights, constraint=1.0, relative=False), 1.0)
     seed = settings.train.seed
     choose = partial(tune, mirror, data, rule, noise=noise, weight=weight, weights=others, seed=seed)
     tuning = chosen_once(folder, choose)
