@@ -156,6 +156,7 @@ def demo(
         batch_size=32,
         learning_rate=2e-3,
         betas=(0.9, 0.999),
+        schedule="constant",
         ema_decay=0.995,
         warmup_steps=50,
         milestones=4,
