@@ -41,7 +41,7 @@ def states(namm, run="own"):
 def test_every_stage_is_done_and_the_numbers_are_of_these_images_and_this_rule(mine, namm):
     found = states(namm)
     assert [name for name, state in found.items() if state == "complete"] == [
-        *("data", "map", "mdm", "samples", "finetune", "dm", "evaluate", "report")
+        *("data", "map", "mdm", "samples", "finetune", "dm", "repair", "evaluate", "report")
     ]
     data = read_record(mine / "runs/own/data")
     assert data.results["shape"] == "3×8×8"

@@ -82,7 +82,7 @@ def whole(chosen, folder):
     experiment = chosen.experiment
     records = run(chosen, folder, log=lambda line: None, progress=False, force=True)
     assert [name for name, record in records.items() if record.is_complete(folder / name)] == [
-        *("data", "map", "mdm", "samples", "finetune", "dm", "evaluate", "report")
+        *("data", "map", "mdm", "samples", "finetune", "dm", "repair", "evaluate", "report")
     ]
     rule = build.rule_of(chosen.settings.data, folder.joinpath)
 

@@ -31,6 +31,8 @@ def images(whole_run):
     before, after, rule = trained.mirror("map"), trained.mirror("finetune"), trained.rule()
     with h5py.File(whole_run / "evaluate" / "mdm.h5") as ours, h5py.File(whole_run / "evaluate" / "dm.h5") as plain:
         y, x, dm = (torch.from_numpy(a[:]) for a in (ours["mirror_images"], ours["images"], plain["images"]))
+    with h5py.File(whole_run / "evaluate" / "repair.h5") as file:
+        shorter = torch.from_numpy(file["images"][:])
     with torch.no_grad():
         return {
             "data": load(data, "train")[:64],
@@ -39,6 +41,7 @@ def images(whole_run):
             "dm": dm,
             "projected": rule.project(dm),
             "repaired": after.to_data(after.to_mirror(dm)),
+            "repair": trained.mirror("repair").repair(shorter),
         }
 
 
@@ -105,7 +108,7 @@ def test_our_samples_went_through_the_finetuned_f(images, whole_run):
 
 def test_costs_are_those_of_the_stages(metrics, whole_run):
     ours = ("map", "mdm", "samples", "finetune")
-    records = {name: read_record(whole_run / name) for name in (*ours, "dm")}
+    records = {name: read_record(whole_run / name) for name in (*ours, "dm", "repair")}
     assert metrics["compute_seconds"] == {name: record.compute_seconds for name, record in records.items()}
     assert metrics["compute_seconds_ours"] == pytest.approx(sum(records[name].compute_seconds for name in ours))
     assert metrics["compute_seconds_baseline"] == records["dm"].compute_seconds

@@ -14,11 +14,13 @@ from namm.errors import UsageError
 from namm.experiments.engine import build
 from namm.experiments.engine.folder import Record, read_record, write_record
 from namm.experiments.engine.run import run
-from namm.experiments.engine.run_parts import RunParts
-from namm.experiments.engine.stages import stage_keys, stages_until
-from namm.experiments.engine.stages.model import equal_compute
+from namm.experiments.engine.run_parts import RunParts, untrained
+from namm.experiments.engine.stages import STAGES, stage_keys, stages_until
+from namm.experiments.engine.stages.model import equal_compute, load_milestone, milestones
 from namm.generative import Diffusion
+from namm.maps import IdentityMap
 from namm.training.settings import TrainSettings
+from namm.training.train_model import train_model
 
 
 def go(chosen, folder, until):
@@ -88,6 +90,53 @@ def test_a_baseline_with_a_budget_of_its_own_needs_the_data_alone(tiny_preset, t
     assert stage_keys(other)["dm"] == stage_keys(settings)["dm"]
     equal = [replace(s, dm=replace(s.dm, equal_compute=True)) for s in (settings, other)]
     assert stage_keys(equal[0])["dm"] != stage_keys(equal[1])["dm"]
+
+
+# Repair at equal compute
+
+
+def test_repair_draws_from_what_a_training_as_long_as_its_counterpart_gives(whole_run, tiny_preset):
+    parts, steps = RunParts.load(whole_run), trained_for(whole_run, "mdm")[0]
+    (path,) = (path for path in milestones(whole_run / "dm") if path.stem == f"step-{steps:09d}")
+    found = parts.model("dm")
+    load_milestone(found, path)
+    settings, images = tiny_preset.settings, whole_run / "data" / "images.h5"
+    alone = untrained("dm", settings, parts.shape)
+    train = replace(settings.dm.train, budget=f"{steps} steps")
+    train_model(alone, load(images, "train"), IdentityMap(), settings=train, progress=False)
+    for a, b in zip(found.state_dict().values(), alone.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    with h5py.File(whole_run / "repair" / "train.h5") as file, torch.no_grad():
+        n, sampler = len(file["images"]), build.sampling(settings.samples.sampler)
+        drawn = alone.sample(n, generator=settings.samples.seed, **sampler)
+        assert torch.allclose(torch.from_numpy(file["images"][:]), drawn, atol=1e-5)
+
+
+def test_repair_costs_what_ours_does(whole_run):
+    costs = json.loads((whole_run / "evaluate" / "metrics.json").read_text())
+    spent, record = costs["compute_seconds"], read_record(whole_run / "repair")
+    drawn = sum(sampled_for(whole_run / "repair" / name) for name in ("train.h5", "held_out.h5"))
+    assert record.compute_seconds == pytest.approx(drawn + trained_for(whole_run, "repair")[1])
+    assert 0 < record.results["model_seconds"] < spent["dm"]
+    expected = spent["map"] + record.results["model_seconds"] + spent["repair"]
+    assert costs["compute_seconds_repair"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("change", [{"schedule": "cosine"}, {"batch_size": 2}])
+def test_nothing_is_repaired_where_the_shorter_training_is_no_part_of_the_baselines(tiny_preset, change):
+    s = tiny_preset.settings
+    other = replace(s, dm=replace(s.dm, train=replace(s.dm.train, **change)))
+    assert "repair" in [stage.name for stage in stages_until(None, s)]
+    assert "repair" not in [stage.name for stage in stages_until(None, other)]
+
+
+def test_without_repair_the_stages_and_their_keys_are_those_of_runs_that_never_knew_it(tiny_preset):
+    s = tiny_preset.settings
+    without = replace(s, dm=replace(s.dm, repair=False))
+    assert "repair" not in [stage.name for stage in stages_until(None, without)]
+    assert stage_keys(without)["finetune"] == stage_keys(s)["finetune"]
+    assert stage_keys(without)["evaluate"] != stage_keys(s)["evaluate"]
+    assert "repair" not in STAGES["dm"].part(without)
 
 
 # The same model on both sides

@@ -36,6 +36,8 @@ ABOUT = {
     "samples": "Drawing samples from it, to see what f will really be given.",
     "finetune": "Training f a little more, on those samples.",
     "dm": "The baseline: the same diffusion model on the images themselves, for the compute that all of this took.",
+    "repair": "Repair, at the same compute: samples of the baseline as it was earlier in its training, and f "
+    "trained on them.",
     "evaluate": "Drawing new samples of both, and comparing them with real images that nobody was trained on.",
     "report": "Writing all this on one page.",
 }
@@ -47,6 +49,7 @@ FINDINGS = {
     "samples": "{samples} samples; brought back by f they have a mean ℓ of {distance_mean}",
     "finetune": "{steps} steps; on held-out samples mean ℓ went from {distance_samples_before} to {distance_samples}",
     "dm": "{steps} steps",
+    "repair": "{steps} steps; on held-out samples mean ℓ went from {distance_samples_before} to {distance_samples}",
     "evaluate": "compute was {compute}",
 }
 WIDTH = 100

@@ -170,7 +170,7 @@ def demo(
         mdm=ModelSettings(network, DiffusionSettings(prediction="v"), score),
         samples=SamplesSettings(n=512, n_val=128, sampler=sampler),
         finetune=FinetuneSettings(sigma_max / 4, weights, tuning),
-        dm=BaselineSettings(train=score),
+        dm=BaselineSettings(train=score, repair=True),
         evaluate=EvaluateSettings(n=1000, n_fid=0, mmd_subsets=5, kid_subsets=0, milestone_samples=64, sampler=sampler),
         vae=VAESettings(latent=32, features=16, beta=3e-2, train=score),
     )

@@ -17,6 +17,7 @@ ROWS = {
     "dm": ("baseline", "the same model, trained on the images"),
     "projected": ("baseline + project", "its samples, moved onto the rule"),
     "repaired": ("baseline repaired", "f(g(x)) of its samples"),
+    "repair": ("repair at equal compute", "f(g(x)) of a shorter baseline's samples, f finetuned on them"),
     "finetuned_polished": ("ours, polished", "moved to the nearest images on the rule"),
     "dm_polished": ("baseline polished", "its samples, moved to the nearest images on the rule"),
     "repaired_polished": ("repaired, polished", "f(g(x)) of its samples, moved to the nearest images on the rule"),

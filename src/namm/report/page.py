@@ -29,6 +29,7 @@ STAGES = {
     "samples": "samples to finetune with",
     "finetune": "finetuning f",
     "dm": "baseline: diffusion model of x",
+    "repair": "repair of a shorter baseline: finetuning f",
     "mvae": "autoencoder of g(x)",
     "vae": "baseline: autoencoder of x",
 }

@@ -5,6 +5,7 @@
 With `IdentityMap` in place of g this trains a plain model on plain data.
 """
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def train_model(
     settings: TrainSettings = SCORE_SETTINGS,
     validation: Images | None = None,
     folder: str | Path | None = None,
+    snapshots: Collection[int] = (),
     progress: bool = True,
 ) -> TrainResult:
     """Learn the distribution of g(x); `model` is trained in place and ends with averaged weights.
@@ -70,6 +72,7 @@ def train_model(
         settings: Budget, batch, rate, seed and the rest; the paper's by default.
         validation: Held-out images x.
         folder: Where to keep checkpoints, logs and, at the end, the model's state as `model.safetensors`; see `train`.
+        snapshots: Steps, besides the milestones, after which the averaged weights are kept in the folder.
         progress: Show a progress bar.
     """
     if not isinstance(model, nn.Module):
@@ -101,6 +104,7 @@ def train_model(
         validation=held_out,
         folder=place,
         description=about,
+        snapshots=snapshots,
         title="model",
         progress=progress,
     )

@@ -15,7 +15,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -110,6 +110,7 @@ def train(
     description: Mapping[str, Any] | None = None,
     after_step: Callable[[], None] | None = None,
     watch: Watch | None = None,
+    snapshots: Collection[int] = (),
     title: str = "training",
     progress: bool = True,
 ) -> TrainResult:
@@ -126,6 +127,7 @@ def train(
         description: What else tells this training from others, as JSON values; compared on resumption.
         after_step: Called after every update of the weights; may change them in place.
         watch: Judges the averaged weights at every validation and at the end; the best of them are kept.
+        snapshots: Steps, besides the milestones, after which the averaged weights are kept in the folder.
         title: Name on the progress bar.
         progress: Show it.
     """
@@ -145,7 +147,9 @@ def train(
             asked = {"settings": settings.identity(), **(description or {})}
             Claim(place, "settings.json", "namm training", asked, leftovers=(CHOSEN,)).take()
         accelerator.wait_for_everyone()
-        trainer = Trainer(objective, data, settings, validation, place, accelerator, after_step, watch, title)
+        trainer = Trainer(
+            objective, data, settings, validation, place, accelerator, after_step, watch, frozenset(snapshots), title
+        )
         return trainer.run(progress)
 
 
@@ -186,6 +190,7 @@ class Trainer:
     accelerator: Accelerator
     after_step: Callable[[], None] | None
     watch: Watch | None
+    snapshots: frozenset[int]
     title: str
 
     def __post_init__(self) -> None:
@@ -322,7 +327,7 @@ class Trainer:
         return {
             "validate": evenly(s.validations, total) if self.validation else none,
             "judge": evenly(max(1, s.validations), total) if self.watch else none,
-            "snapshot": evenly(s.milestones, total) if self.folder else none,
+            "snapshot": evenly(s.milestones, total) | self.snapshots if self.folder else none,
             "replan": replan_steps(total) if self.seconds_asked else none,
         }
 

@@ -208,6 +208,9 @@ class BaselineSettings:
     equal_compute: bool = True
     """Train for the compute seconds that map, model, samples and finetuning took together, and not for a budget."""
     train: TrainSettings = field(default_factory=lambda: score_training("1500 epochs"))
+    repair: bool = False
+    """Also repair, at equal compute, the samples of a shorter training: where that is a part of this one, at a constant
+    rate and with steps like the counterpart's."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +296,13 @@ class Settings:
                 f"samples.seed and evaluate.seed are both {self.samples.seed}: what f was finetuned on must not be "
                 "what it is judged by. Choose another one."
             )
+
+    @property
+    def repairs(self) -> bool:
+        """Whether the samples of a shorter plain model are repaired, too: the beginning of the baseline's training."""
+        dm, train = self.dm, self.dm.train
+        prefix = train.schedule == "constant" and train.same_step(self.mdm.train)
+        return dm.repair and dm.equal_compute and prefix
 
 
 def with_seed(settings: Settings, seed: int) -> Settings:

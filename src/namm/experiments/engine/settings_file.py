@@ -56,6 +56,7 @@ NEW = {
     "hidden": 64,
     "relative": False,
     "squared": 0.0,
+    "repair": False,
     "standardise": False,
     "tune": False,
 }

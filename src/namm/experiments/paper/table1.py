@@ -11,7 +11,7 @@ from namm.report.paper_scores import PaperScores
 PAPER_COLUMNS = {"mdm": "without_finetuning", "finetuned": "with_finetuning", "dm": "baseline"}
 """Methods that the paper has too, with the name of its column in `Reported`."""
 METHODS = tuple(PAPER_COLUMNS)
-OTHERS = ("projected", "repaired", "data")
+OTHERS = ("projected", "repaired", "repair", "data")
 """Other ways to the rule that start from the baseline, and the floor of every figure."""
 SCORES = {
     **{"seeds": "d", "ℓ": ".3g", "CD": ".3g", "CD, paper": "g", "MMD": ".4f", "MMD, paper": ".4f"},

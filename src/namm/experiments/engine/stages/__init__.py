@@ -88,6 +88,11 @@ def _baseline(settings: Settings) -> dict[str, Any]:
     return {**values, "network": plain(settings.mdm.network), "diffusion": plain(settings.mdm.diffusion)}
 
 
+def _repair(settings: Settings) -> dict[str, Any]:
+    """What f is finetuned on, and how: as in the main line."""
+    return {"samples": plain(settings.samples), "finetune": _training(settings.finetune)}
+
+
 def _stage(
     name: str, needs: str, part: Callable[[Settings], Any], function: str, shown: str = "", *, gate: bool = False
 ) -> Stage:
@@ -116,9 +121,10 @@ _IN_ORDER = (
     _stage("samples", "data map mdm", lambda s: plain(s.samples), "samples.make_samples", "samples distance_mean"),
     _stage("finetune", "data map samples", lambda s: _training(s.finetune), "samples.make_finetune", FINETUNED),
     _stage("dm", "data map mdm samples finetune", _baseline, "model.make_dm", LEARNED),
+    _stage("repair", "data map mdm dm", _repair, "repair.make_repair", FINETUNED),
     _stage(
         "evaluate",
-        "data map mdm samples finetune dm",
+        "data map mdm samples finetune dm repair",
         lambda s: without_new_defaults(plain(s.evaluate)),
         "evaluate.make_evaluation",
         EVALUATED,
@@ -132,7 +138,9 @@ STAGES = {stage.name: stage for stage in _IN_ORDER}
 
 def needs(stage: Stage, settings: Settings) -> tuple[str, ...]:
     """What `stage` needs under these settings: a baseline with a budget of its own waits for the data alone."""
-    return ("data",) if stage.name == "dm" and not settings.dm.equal_compute else stage.needs
+    if stage.name == "dm" and not settings.dm.equal_compute:
+        return ("data",)
+    return tuple(name for name in stage.needs if name != "repair" or settings.repairs)
 
 
 def stage_keys(settings: Settings) -> dict[str, str]:

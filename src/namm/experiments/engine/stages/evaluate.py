@@ -6,6 +6,8 @@
     dm           the baseline's own samples
     projected    the baseline's samples, projected on the rule's set, where the rule has a projection
     repaired     the baseline's samples through g and the finetuned f
+    repair       repair at equal compute: samples of the baseline after the training that a map and its finetuning leave
+                 for it, through g and an f that was finetuned on such samples
     … polished   samples of `finetuned`, `dm` and `repaired` moved to the nearest images on the rule, where asked for
 
 All are compared with the same reference images, and both models are run by the same sampler from the same seed.
@@ -30,12 +32,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, map_images
-from namm.errors import CheckpointError, ConstraintError, DataError
+from namm.errors import ConstraintError, DataError
 from namm.evaluation import Extractor, compare, distance_summary, fid, kid, picture_for
 from namm.evaluation.mmd import Subset, in_memory
 from namm.evaluation.scores import Milestone, half_way
@@ -48,24 +49,22 @@ from namm.experiments.engine.rule_facts import write_facts
 from namm.experiments.engine.run_parts import RunParts, describe_samples, device
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
-from namm.experiments.engine.stages.map import TRAINING
-from namm.experiments.engine.stages.model import EQUAL_COMPUTE
+from namm.experiments.engine.stages.model import EQUAL_COMPUTE, MILESTONES, load_milestone, milestones
+from namm.experiments.engine.stages.repair import shorter_model
 from namm.files import write_json
 from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import IdentityMap, MirrorMap
-from namm.training.checkpoint import PATTERN, read
+from namm.training.checkpoint import read
 from namm.training.train_map import load_weights
 
 POLISHED = {"finetuned_polished": "finetuned", "dm_polished": "dm", "repaired_polished": "repaired"}
 """Rows of polished samples, and what they are made of."""
-ROWS = ("data", "mdm", "finetuned", "dm", "projected", "repaired", *POLISHED)
-OURS, BASELINE = "mdm.h5", "dm.h5"
-"""Samples of the method (through the finetuned f) and of the baseline."""
+ROWS = ("data", "mdm", "finetuned", "dm", "projected", "repaired", "repair", *POLISHED)
+OURS, BASELINE, SHORTER = "mdm.h5", "dm.h5", "repair.h5"
+"""Samples of the method (through the finetuned f), of the baseline, and of its shorter training, which are repaired."""
 METRICS = "metrics.json"
 """Every row's scores, the verdicts, the milestones, and what both sides cost."""
-MILESTONES = "milestones"
-"""Name of the snapshots' folder in a training, and of that of their samples in the evaluation."""
 
 
 def make_evaluation(work: Work) -> Outcome:
@@ -77,6 +76,10 @@ def make_evaluation(work: Work) -> Outcome:
         n, reference = work.settings.evaluate.drawn, work.settings.evaluate.reference
         ours = stack.enter_context(_samples(work, OURS, trained.source("mdm", after), n, rule))
         baseline = stack.enter_context(_samples(work, BASELINE, trained.source("dm", IdentityMap()), n, rule))
+
+        shorter = None
+        if work.settings.repairs:
+            shorter = stack.enter_context(_samples(work, SHORTER, shorter_model(work)[0], n, rule))
 
         certificates: dict[str, Any] = {}
         polisher = trained.polisher(rule) if work.settings.evaluate.polish and can_polish(rule) else None
@@ -92,6 +95,8 @@ def make_evaluation(work: Work) -> Outcome:
                 yield "projected", map_images(rule.project, baseline.images, device(), "project")
             repaired = map_images(after.repair, baseline.images, device(), "f∘g")
             yield "repaired", repaired
+            if shorter is not None:
+                yield "repair", map_images(trained.mirror("repair").repair, shorter.images, device(), "f∘g")
             if polisher is not None:
                 sources = {"finetuned": ours.images, "dm": baseline.images, "repaired": repaired}
                 for name, of in POLISHED.items():
@@ -100,10 +105,10 @@ def make_evaluation(work: Work) -> Outcome:
                     yield name, polished.images
 
         scores = on_main_process(lambda: _scores(work, rows(), in_memory(store[reference]), rule))
-        milestones = _milestones(work, trained, rule, ours, baseline)
+        learning = _milestones(work, trained, rule, ours, baseline)
         if is_main():
             write_facts(work.folder, rule, {"ours": ours, "baseline": baseline}, device())
-    costs, half = _costs(work), half_way(milestones.get("dm", []))
+    costs, half = _costs(work), half_way(learning.get("dm", []))
     verdicts = judge_rows(scores, read_record(work.needs["map"]).results)
     verdict = verdicts["finetuned"]
     metrics = {
@@ -112,7 +117,7 @@ def make_evaluation(work: Work) -> Outcome:
         "verdicts": {name: each.outcome for name, each in verdicts.items()},
         "certificates": certificates,
         **costs,
-        "milestones": {name: [asdict(each) for each in them] for name, them in milestones.items()},
+        "milestones": {name: [asdict(each) for each in them] for name, them in learning.items()},
     }
     if is_main():
         write_json(work.folder / METRICS, metrics)
@@ -172,12 +177,18 @@ def _scores(
 
 def _costs(work: Work) -> dict[str, Any]:
     """Compute seconds and steps of every stage that both sides are made of."""
-    records = {name: read_record(work.needs[name]) for name in (*EQUAL_COMPUTE, "dm")}
+    stages = (*EQUAL_COMPUTE, "dm", *(("repair",) if work.settings.repairs else ()))
+    records = {name: read_record(work.needs[name]) for name in stages}
     seconds = {name: record.compute_seconds for name, record in records.items()}
+    repaired = {}
+    if "repair" in records:
+        shorter = records["repair"].results["model_seconds"]
+        repaired["compute_seconds_repair"] = seconds["map"] + shorter + seconds["repair"]
     return {
         "compute_seconds": seconds,
         "compute_seconds_ours": sum(seconds[name] for name in EQUAL_COMPUTE),
         "compute_seconds_baseline": seconds["dm"],
+        **repaired,
         "steps": {name: record.results.get("steps") for name, record in records.items()},
     }
 
@@ -211,8 +222,8 @@ def _milestones(
     def of_model(stage: str, mirror: MirrorMap | IdentityMap, last: Images, offset: float) -> Iterator[Milestone]:
         """A model at its milestones; the mirror images `last` of the trained model are there already."""
         model = trained.model(stage)
-        for path in _snapshots(work.needs[stage]):
-            facts = _load(model, path)
+        for path in milestones(work.needs[stage]):
+            facts = load_milestone(model, path)
             step = facts["step"]
             if step == facts["total"]:
                 yield milestone(mirror, last, facts, offset)
@@ -226,7 +237,7 @@ def _milestones(
 
     def of_finetuning(y: Images, offset: float) -> Iterator[Milestone]:
         mirror = trained.mirror("map")
-        for path in _snapshots(work.needs["finetune"]):
+        for path in milestones(work.needs["finetune"]):
             load_weights(mirror, path)
             yield milestone(mirror, y, read(path).facts, offset)
 
@@ -238,19 +249,6 @@ def _milestones(
         "finetune": list(of_finetuning(y, sum(spent.values()))),
         "dm": list(of_model("dm", IdentityMap(), Subset(baseline.images, first), 0.0)),
     }
-
-
-def _snapshots(folder: Path) -> list[Path]:
-    return sorted((folder / TRAINING / MILESTONES).glob(PATTERN))
-
-
-def _load(model: nn.Module, path: Path) -> Mapping[str, Any]:
-    """Give a trained model the weights of a milestone, and return what is known of it."""
-    snapshot = read(path)
-    state = {name.removeprefix("model."): tensor for name, tensor in snapshot.tensors.items()}
-    if unknown := model.load_state_dict(state, strict=False).unexpected_keys:  # what was frozen is not in the file
-        raise CheckpointError(f"{path} is not of this model: {', '.join(unknown[:3])}.")
-    return snapshot.facts
 
 
 # The verdict

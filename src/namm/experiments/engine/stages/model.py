@@ -9,17 +9,22 @@ which is right to within one step if the machine was equally busy in all of thes
 trains does not matter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from namm.datasets import open_store
+from namm.errors import CheckpointError
 from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run_parts import RunParts, untrained
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.map import TRAINING
 from namm.maps import IdentityMap, MirrorMap
+from namm.training.checkpoint import PATTERN, read
 from namm.training.settings import TrainSettings
 from namm.training.train_model import MODEL, train_model
 
@@ -35,7 +40,8 @@ def make_dm(work: Work) -> Outcome:
     if work.settings.dm.equal_compute:
         folders = [work.needs[name] for name in EQUAL_COMPUTE]
         settings = equal_compute(settings, work.settings.mdm.train, work.needs["mdm"], folders)
-    return _train(work, "dm", IdentityMap(), settings)
+    snapshots = (steps_to_repair(work),) if work.settings.repairs else ()
+    return _train(work, "dm", IdentityMap(), settings, snapshots)
 
 
 def make_mvae(work: Work) -> Outcome:
@@ -70,7 +76,39 @@ def equal_compute(
     return replace(settings, budget=f"{max(1, steps)} steps")
 
 
-def _train(work: Work, stage: str, mirror: MirrorMap | IdentityMap, settings: TrainSettings) -> Outcome:
+def steps_to_repair(work: Work) -> int:
+    """Steps of a plain model whose samples are repaired at equal compute: those of its counterpart.
+
+    Map, samples and finetuning cost that method what they cost ours.
+    """
+    return int(read_record(work.needs["mdm"]).results["steps"])
+
+
+MILESTONES = "milestones"
+"""Name of the snapshots' folder in a training."""
+
+
+def milestones(folder: Path) -> list[Path]:
+    """The snapshots of the training in a stage's folder, by step."""
+    return sorted((folder / TRAINING / MILESTONES).glob(PATTERN))
+
+
+def load_milestone(model: nn.Module, path: Path) -> Mapping[str, Any]:
+    """Give a trained model the weights of a milestone, and return what is known of it."""
+    snapshot = read(path)
+    state = {name.removeprefix("model."): tensor for name, tensor in snapshot.tensors.items()}
+    if unknown := model.load_state_dict(state, strict=False).unexpected_keys:  # what was frozen is not in the file
+        raise CheckpointError(f"{path} is not of this model: {', '.join(unknown[:3])}.")
+    return snapshot.facts
+
+
+def _train(
+    work: Work,
+    stage: str,
+    mirror: MirrorMap | IdentityMap,
+    settings: TrainSettings,
+    snapshots: Collection[int] = (),
+) -> Outcome:
     with open_store(images_file(work.needs["data"])) as store:
         trained = train_model(
             untrained(stage, work.settings, store["train"].shape[1:]),
@@ -79,6 +117,7 @@ def _train(work: Work, stage: str, mirror: MirrorMap | IdentityMap, settings: Tr
             settings=settings,
             validation=store["val"],
             folder=work.folder / TRAINING,
+            snapshots=snapshots,
             progress=work.progress,
         )
     results = {"steps": trained.steps, "images": trained.images, **trained.losses}

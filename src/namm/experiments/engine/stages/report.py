@@ -46,7 +46,7 @@ PARTIAL = "partial-report.html"
 GRID = 9
 ENDS = {"mdm": "mdm", "finetune": "finetuned", "dm": "dm"}
 """The row that each training with milestones leads to."""
-ORDER = ("data", "finetuned", "mdm", "dm", "projected", "repaired", *POLISHED)
+ORDER = ("data", "finetuned", "mdm", "dm", "projected", "repaired", "repair", *POLISHED)
 """Rows as they follow each other on the page."""
 UNREADABLE = (NammError, OSError, ValueError, LookupError, TypeError, RuntimeError)
 RESIDUAL = "the rule's residual"

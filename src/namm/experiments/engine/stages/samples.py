@@ -12,6 +12,7 @@ from namm.experiments.engine.run_parts import RunParts, describe_samples, device
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.map import CHUNK, TRAINING, Numbers
+from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import MirrorMap
 from namm.training.train_map import finetune_map
@@ -23,8 +24,13 @@ TRAIN, HELD_OUT = "train.h5", "held_out.h5"
 
 def make_samples(work: Work) -> Outcome:
     """Draw mirror images from the model, or go on drawing them."""
-    settings, parts = work.settings.samples, RunParts.of(work)
-    source, rule = parts.source("mdm", parts.mirror("map")), parts.rule()
+    parts = RunParts.of(work)
+    return draw_samples(work, parts.source("mdm", parts.mirror("map")))
+
+
+def draw_samples(work: Work, source: Mirrored) -> Outcome:
+    """Samples of `source` to finetune on, and held-out ones, in the files `TRAIN` and `HELD_OUT` of the stage."""
+    settings, rule = work.settings.samples, RunParts.of(work).rule()
     sizes = {TRAIN: settings.n, HELD_OUT: settings.n_val}
     files = tuple(name for name, n in sizes.items() if n)
     seconds, distance = 0.0, 0.0
@@ -50,15 +56,20 @@ def make_samples(work: Work) -> Outcome:
 
 def make_finetune(work: Work) -> Outcome:
     """Train f on the samples, or go on, and measure on held-out ones what that changed."""
-    settings, parts = work.settings.finetune, RunParts.of(work)
-    rule, mirror = parts.rule(), parts.mirror("map")
-    numbers = Numbers.from_results(read_record(work.needs["map"]).results, work.settings.map)
-    held_out = work.needs["samples"] / HELD_OUT
+    folder = work.needs["samples"]
     with ExitStack() as stack:
-        store = stack.enter_context(open_store(images_file(work.needs["data"])))
-        samples = stack.enter_context(SampleFile(work.needs["samples"] / TRAIN)).mirror_images
-        others = stack.enter_context(SampleFile(held_out)).mirror_images if held_out.exists() else None
-        before = _measure(mirror, rule, others)
+        samples = stack.enter_context(SampleFile(folder / TRAIN)).mirror_images
+        others = folder / HELD_OUT
+        held_out = stack.enter_context(SampleFile(others)).mirror_images if others.exists() else None
+        return finetune_on(work, RunParts.of(work).mirror("map"), samples, held_out)
+
+
+def finetune_on(work: Work, mirror: MirrorMap, samples: Images, held_out: Images | None) -> Outcome:
+    """Train f on `samples` of mirror space in the stage's folder, watched by others where there are any."""
+    settings, rule = work.settings.finetune, RunParts.of(work).rule()
+    numbers = Numbers.from_results(read_record(work.needs["map"]).results, work.settings.map)
+    with open_store(images_file(work.needs["data"])) as store:
+        before = _measure(mirror, rule, held_out)
         trained = finetune_map(
             mirror,
             store["train"],
@@ -67,11 +78,11 @@ def make_finetune(work: Work) -> Outcome:
             noise=numbers.finetuning_noise(work.settings),
             weights=build.weights(settings.weights, numbers.unit),
             settings=settings.train,
-            validation=(store["val"], samples if others is None else others),  # without any, f could not be watched
+            validation=(store["val"], samples if held_out is None else held_out),  # without any, f could not be watched
             folder=work.folder / TRAINING,
             progress=work.progress,
         )
-        after = _measure(mirror, rule, others)
+        after = _measure(mirror, rule, held_out)
     was = {f"{name}_before": value for name, value in before.items()}
     results = {"steps": trained.steps, "images": trained.images, **was, **after, "kept": _kept(trained)}
     return Outcome(results, (f"{TRAINING}/mirror",), trained.compute_seconds)
