@@ -93,14 +93,14 @@ def shortened(s: Settings, options: Options) -> Settings:
         parts["evaluate"] = replace(s.evaluate, sampler=sampler)
     s = replace(s, **parts)
     if not options.quick:
-        n = min(SAMPLES, s.evaluate.n)
-        return replace(s, evaluate=replace(s.evaluate, n=n, n_fid=0, kid_subsets=0, milestone_samples=0))
+        evaluate = replace(s.evaluate, n=min(SAMPLES, s.evaluate.n), polish=True)
+        return replace(s, evaluate=replace(evaluate, n_fid=0, kid_subsets=0, milestone_samples=0))
     few = {name: replace(part, train=replace(part.train, batch_size=4)) for name, part in parts.items() if name in FEW}
     return replace(
         s,
         **few,
         samples=replace(s.samples, n=16, n_val=8),
-        evaluate=replace(s.evaluate, n=32, subset=32, milestone_samples=0, kid_subsets=0),
+        evaluate=replace(s.evaluate, n=32, subset=32, polish=True, milestone_samples=0, kid_subsets=0),
     )
 
 

@@ -3,11 +3,10 @@
     python benchmarks/exact.py [--only burgers flux] [--seed 0] [--out runs/every_rule]
 
 For Burgers' equation, flows without divergence, brightness, tiles and Darcy's flow: a run of `namm run NAME` (preset
-demo) to its models, its samples drawn and evaluated with polished rows (`evaluate.polish`). Printed for the samples of
+demo) to its evaluation, by `every_rule.py`, with polished rows (`evaluate.polish`). Printed for the samples of
 the method, of the baseline and of the baseline repaired: ℓ before and after, √MMD², total variation and spread before
 and after, how far polishing moved them and, where the rule has one, how far `project` does, and the seconds that
-polishing a sample took over those that drawing it took. What is complete is not run again, in runs of `every_rule.py`
-neither.
+polishing a sample took over those that drawing it took. What is complete is not run again.
 
 Asked: ℓ ≤ 3 × (the data's mean ℓ + float32 rounding); √MMD², total variation and spread no further from the data's
 than before by more than 2 %; moved no more than by `project`; no longer than drawing. The exit code is 1 where one of
@@ -25,14 +24,14 @@ from typing import Any
 import torch
 import tyro
 
+import every_rule
+from every_rule import settings_of
 from namm.constraints import Constraint
 from namm.datasets.batches import map_images
 from namm.experiments.engine import build
 from namm.experiments.engine.run import run
 from namm.experiments.engine.run_parts import RunParts
-from namm.experiments.engine.settings import with_seed
 from namm.experiments.engine.stages.evaluate import BASELINE, OURS, POLISHED
-from namm.experiments.presets import preset
 from namm.formatting import format_number, print_table
 from namm.generative.sample_file import SampleFile
 
@@ -55,22 +54,12 @@ class Options:
 
 def finished_run(name: str, options: Options) -> tuple[Path, dict[str, Any]]:
     """The folder of a run with polished rows, and what it measured."""
-    chosen = preset(name, "demo")
-    s = with_seed(chosen.settings, options.seed)
-    s = replace(s, evaluate=replace(s.evaluate, polish=True, milestone_samples=0))
+    chosen = settings_of(name, options.seed, every_rule.Options(out=options.out, quick=options.quick))
     if options.quick:
-        parts = {part: getattr(s, part) for part in ("map", "mdm", "finetune")}
-        few = {k: replace(p, train=replace(p.train, budget="3 steps", batch_size=4)) for k, p in parts.items()}
-        sampler = replace(s.evaluate.sampler, steps=2)
-        s = replace(
-            s,
-            **few,
-            data=replace(s.data, n_train=32, n_val=16, n_test=32),
-            samples=replace(s.samples, n=16, n_val=8, sampler=sampler),
-            evaluate=replace(s.evaluate, n=32, subset=16, sampler=sampler),
-        )
+        few = replace(chosen.settings.data, n_train=32, n_val=16, n_test=32)
+        chosen = replace(chosen, settings=replace(chosen.settings, data=few))
     folder = options.out / f"{name}-demo-{options.seed}"
-    run(replace(chosen, settings=s), folder, until="evaluate", log=lambda line: print(f"  {line}"), force=True)
+    run(chosen, folder, until="evaluate", log=lambda line: print(f"  {line}"), force=True)
     return folder, json.loads((folder / "evaluate" / "metrics.json").read_text())
 
 

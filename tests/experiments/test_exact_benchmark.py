@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "exact.py")
 
 @pytest.fixture(scope="module")
 def script():
-    return runpy.run_path(SCRIPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(SCRIPT).parent))
+        yield runpy.run_path(SCRIPT)
+        sys.modules.pop("every_rule", None)
 
 
 def row(mmd=0.10, variation=1.1, spread=0.95):

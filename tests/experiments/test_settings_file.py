@@ -158,7 +158,7 @@ def test_a_changed_setting_changes_the_keys_of_its_stage_and_of_what_depends_on_
     assert changed_stages(s, s) == []
     assert changed_stages(s, replace(s, data=replace(s.data, dt=0.06))) == every
     assert changed_stages(s, replace(s, map=replace(s.map, sigma_max=0.2))) == every[1:]
-    assert changed_stages(s, replace(s, samples=replace(s.samples, n=5))) == every[3:8]
+    assert changed_stages(s, replace(s, samples=replace(s.samples, n=5))) == every[3:9]
     assert changed_stages(s, replace(s, vae=replace(s.vae, latent=5))) == ["mvae", "vae"]
     assert changed_stages(s, replace(s, evaluate=replace(s.evaluate, n=5))) == ["evaluate", "report"]
     own = replace(s, dm=replace(s.dm, equal_compute=False))
@@ -166,7 +166,7 @@ def test_a_changed_setting_changes_the_keys_of_its_stage_and_of_what_depends_on_
     assert changed_stages(s, longer) == []
     assert changed_stages(own, replace(longer, dm=replace(longer.dm, equal_compute=False)))[0] == "dm"
     finetuned = replace(own, finetune=replace(own.finetune, sigma_max=0.2))
-    assert changed_stages(own, finetuned) == ["finetune", "evaluate", "report"]
+    assert changed_stages(own, finetuned) == ["finetune", "repair", "evaluate", "report"]
 
 
 def test_a_stage_is_reached_through_what_it_needs_and_nothing_else():
