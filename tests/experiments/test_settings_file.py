@@ -178,7 +178,8 @@ def test_a_stage_is_reached_through_what_it_needs_and_nothing_else():
 
     assert until("map") == ["data", "map"]
     assert until("finetune") == names[:5]
-    assert until("evaluate") == names[:7]
+    assert until("evaluate") == names[:8]
+    assert until("evaluate", replace(s, dm=replace(s.dm, repair=False))) == [*names[:6], "evaluate"]
     assert until("vae") == ["data", "map", "mvae", "vae"]
     assert until("dm") == names[:6]
     assert until("dm", replace(s, dm=replace(s.dm, equal_compute=False))) == ["data", "dm"]

@@ -134,7 +134,7 @@ EXPERIMENT = Experiment(
     OwnData,
     OwnRule,
     presets={
-        "demo": _preset(recipes.demo(OwnData())),
+        "demo": _preset(recipes.demo(OwnData(), model="2 minutes")),
         "gpu": _preset(recipes.gpu(OwnData())),
         "paper": _preset(PAPER),
     },

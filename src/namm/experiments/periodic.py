@@ -73,7 +73,7 @@ EXPERIMENT = Experiment(
     PeriodicData,
     PeriodicRule,
     presets={
-        "demo": recipes.demo(PeriodicData(2048, 256, 1024, size=16), sigma_max=SIGMA_MAX),
+        "demo": recipes.demo(PeriodicData(2048, 256, 1024, size=16), sigma_max=SIGMA_MAX, model="2000 steps"),
         "gpu": recipes.gpu(PeriodicData(20_000, 500, 10_000), sigma_max=SIGMA_MAX),
         "paper": recipes.paper(PeriodicData(30_000, 300, 50_000), REPORTED.weight, epochs=(50, 300, 1000, 1000)),
     },

@@ -136,9 +136,14 @@ def gpu(
 
 
 def demo(
-    data: Data, *, f: InverseSettings = SMALL_RULENET, sigma_max: float = SIGMA_MAX, weights: WeightSettings = WEIGHTS
+    data: Data,
+    *,
+    f: InverseSettings = SMALL_RULENET,
+    sigma_max: float = SIGMA_MAX,
+    weights: WeightSettings = WEIGHTS,
+    model: str = "800 steps",
 ) -> Settings:
-    """Minutes on two CPU cores."""
+    """Minutes on two CPU cores; `model` is the budget of the diffusion model, about two minutes there."""
     train = TrainSettings(
         budget="400 steps",
         batch_size=8,
@@ -152,7 +157,7 @@ def demo(
     )
     score = replace(
         train,
-        budget="2 minutes",
+        budget=model,
         batch_size=32,
         learning_rate=2e-3,
         betas=(0.9, 0.999),
