@@ -32,7 +32,7 @@ def told(tmp_path_factory):
 def test_every_stage_is_explained_before_it_is_run_and_the_report_comes_last(told):
     first, _, folder = told
     text = " ".join(first.split())
-    places = [text.index(f"{k} of 8, {stage}") for k, stage in enumerate(ABOUT, 1)]
+    places = [text.index(f"{k} of 9, {stage}") for k, stage in enumerate(ABOUT, 1)]
     assert places == sorted(places)
     for stage, about in ABOUT.items():
         assert about in text

@@ -54,7 +54,7 @@ def test_the_rows_of_a_run(namm, whole_run):
     code, said = namm("evaluate", whole_run)
     assert code == 0
     shown, rows = table(said), rows_of(whole_run)
-    assert list(shown) == ["data", "mdm", "finetuned", "dm", "projected", "repaired"]
+    assert list(shown) == ["data", "mdm", "finetuned", "dm", "projected", "repaired", "repair"]
     for name, cells in shown.items():
         assert_shows(cells, rows[name])
     assert "evaluate done before" in said
@@ -94,7 +94,7 @@ def test_several_runs_are_shown_as_mean_and_deviation(namm, whole_run, tmp_path)
         assert mean == pytest.approx(3 * value, rel=0.006)
         assert std == pytest.approx(value * factors.std(ddof=1), rel=0.06)
     assert shown["dm"][5].endswith("± 0")
-    assert len(shown) == 6
+    assert len(shown) == 7
 
 
 def test_kid_and_fid_are_shown_where_they_were_measured(namm, whole_run, tmp_path):

@@ -86,7 +86,7 @@ def test_the_same_command_does_nothing_again_and_says_what_it_found(mine, namm):
     shutil.move(mine / "ions.h5", mine / "moved.h5")
     code, said = namm("run", "--data", "moved.h5", *OWN[2:], *TINY)
     assert code == 0
-    assert said.count("done before") == 8
+    assert said.count("done before") == 9
     assert "160 for train, 20 for val, 20 for test: it has no splits, and is split at random (data.seed 0)" in said
     assert "neutral: ℓ is" in said
 
@@ -95,7 +95,7 @@ def test_a_run_goes_on_without_its_file(mine, namm):
     (mine / "ions.h5").unlink()
     code, said = namm("run", "--config", "runs/own/settings.yaml")
     assert code == 0
-    assert said.count("done before") == 8
+    assert said.count("done before") == 9
     code, said = namm("run", *OWN, *TINY)
     assert code == 1
     assert "There is no file or folder" in said

@@ -149,5 +149,5 @@ def test_a_model_that_is_not_ready_is_left_out_and_named(whole_run, tiny_preset,
     with pytest.warns(UserWarning, match="milestone of mdm at step 2 is left out: sample 0 is not finite"):
         metrics = evaluated(tiny_preset, folder, milestone_samples=32)
     assert [each["step"] for each in metrics["milestones"]["mdm"]] == STEPS[1:]
-    assert [each["n"] for each in metrics["milestones"]["dm"]] == [32] * 4
+    assert {each["n"] for each in metrics["milestones"]["dm"]} == {32}
     assert metrics["rows"]["dm"]["distance"]["n"] == 64

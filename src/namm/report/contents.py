@@ -80,6 +80,7 @@ class Contents:
     rows: Sequence[Row] = ()  # of the evaluation, the data's floor first
     ours: Sequence[Cost] = ()  # what our side cost, stage by stage
     baseline: Sequence[Cost] = ()
+    repair: Sequence[Cost] = ()  # what repair at equal compute cost: the map, the shorter baseline and the stage itself
     step_seconds: float | None = None  # a step of the baseline at the speed of its counterpart, where steps are equal
     milestones: Mapping[str, Sequence[Milestone]] = field(default_factory=dict)  # by the row that they lead to
     methods: Sequence[Method] = ()  # the first samples of either method

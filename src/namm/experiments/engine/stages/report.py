@@ -123,6 +123,7 @@ def collect(run: Path) -> Contents:
         rows=attempt("evaluate", lambda: _rows(metrics, chosen.reported), []),
         ours=_costs(done, EQUAL_COMPUTE),
         baseline=_costs(done, ("dm",)),
+        repair=_repair_costs(done),
         step_seconds=_step_seconds(done, chosen),
         milestones=attempt("evaluate", lambda: _milestones(metrics), {}),
         methods=methods[0],
@@ -232,6 +233,14 @@ def _trainings(run: Path, stages: Sequence[StageLine]) -> dict[str, list[dict[st
 def _costs(done: Mapping[str, Path], names: Sequence[str]) -> tuple[Cost, ...]:
     records = {name: read_record(done[name]) for name in names if name in done}
     return tuple(Cost(name, each.compute_seconds, each.results.get("steps")) for name, each in records.items())
+
+
+def _repair_costs(done: Mapping[str, Path]) -> tuple[Cost, ...]:
+    """Compute of repair at equal compute, whose model is the baseline at an earlier step; nothing without the stage."""
+    if "repair" not in done:
+        return ()
+    shorter = Cost("dm", read_record(done["repair"]).results["model_seconds"])
+    return (*_costs(done, ("map",)), shorter, *_costs(done, ("repair",)))
 
 
 def _step_seconds(done: Mapping[str, Path], chosen: Preset) -> float | None:
