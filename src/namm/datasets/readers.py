@@ -205,6 +205,11 @@ def _map_npy(path: Path, key: str | None) -> NDArray[Any]:
     """The array, mapped and not loaded: a wrong shape is refused before gigabytes are read."""
     if key is not None:
         raise DataError(f"{path} holds a single array, so the key {key!r} has no meaning: leave it out.")
+    return map_array(path)
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """The array of an NPY file, mapped and not loaded."""
     with _loading(path, "an NPY file"):
         require_plain(path)
         return open_memmap(path, mode="r")
@@ -217,14 +222,29 @@ def _load_npz(path: Path, key: str | None) -> NDArray[Any]:
             members = npz_members(archive)
             if key is None or key not in members:
                 raise DataError(_no_key(path, key, members))
-            shape, kind = npy_header(archive, members[key])
-            unpacked = math.prod(shape) * max(4, kind.itemsize)  # as float32, at least
-            require_room(f"{path}, {key}", members[key].compress_size, unpacked)
-            if math.prod(shape) * kind.itemsize > members[key].file_size:
-                raise ValueError(f"its header says {shape} of {kind}, more than its {members[key].file_size} bytes")
-            with archive.open(members[key]) as file:
-                array: NDArray[Any] = read_array(file, allow_pickle=False)
-            return array
+            return _unpacked(archive, members[key], f"{path}, {key}")
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an NPZ file by name."""
+    with _loading(path, "an NPZ file"):
+        require_plain(path)
+        with ZipFile(path) as archive:
+            members = npz_members(archive)
+            together = sum(member.file_size for member in members.values())
+            require_room(path, path.stat().st_size, together)
+            return {name: _unpacked(archive, member, f"{path}, {name}") for name, member in members.items()}
+
+
+def _unpacked(archive: ZipFile, member: ZipInfo, place: str) -> NDArray[Any]:
+    """An array of an NPZ file, whose size is believed only where header, directory and packed bytes agree."""
+    shape, kind = npy_header(archive, member)
+    require_room(place, member.compress_size, math.prod(shape) * max(4, kind.itemsize))  # as float32, at least
+    if math.prod(shape) * kind.itemsize > member.file_size:
+        raise ValueError(f"its header says {shape} of {kind}, more than its {member.file_size} bytes")
+    with archive.open(member) as file:
+        array: NDArray[Any] = read_array(file, allow_pickle=False)
+    return array
 
 
 def npz_members(archive: ZipFile) -> dict[str, ZipInfo]:

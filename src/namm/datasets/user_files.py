@@ -206,7 +206,9 @@ def _stored_arrays(path: Path) -> tuple[dict[str | None, NDArray[Any]], bool]:
         with open_hdf5(path) as file:
             stored = hdf5_arrays(file).items()
             with damage_as(DataError, f"{path} cannot be read ({REASON}): it is damaged; write it anew."):
-                found = {name: _stand_in(each.shape or (), each.dtype) for name, each in stored}
+                found: dict[str | None, NDArray[Any]] = {
+                    name: _stand_in(each.shape or (), each.dtype) for name, each in stored
+                }
                 return found, "namm_version" in file.attrs
     with suppress(Exception):  # NumPy and zipfile raise anything on damaged files
         require_plain(path)

@@ -223,7 +223,7 @@ class SampleFile(store.GrownFile):
         """How far polishing moved each sample and what is left of ℓ; None where they were not polished."""
         if "after" not in self._file:
             return None
-        arrays = {name: self.numbers(name).astype(np.float64) for name in ARRAYS}
+        arrays: dict[str, Any] = {name: self.numbers(name).astype(np.float64) for name in ARRAYS}
         about = self.parameters
         with damage_as(DataError, f"{self.path} holds no certificate that can be read ({REASON}): sample anew."):
             return Certificate(str(about["rule"]), "polishing", float(about.get("floor", 0.0)), **arrays)
