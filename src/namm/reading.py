@@ -76,7 +76,7 @@ def read_bytes(path: Path, most: int = LARGEST_RECORD) -> bytes:
     size = require_plain(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # should a pipe take its place just now
     with os.fdopen(descriptor, "rb") as file:
-        content = b"" if size > most else file.read(most + 1)
+        content = b"" if size > most else file.read(size + 1)  # and no more at once: the buffer is allocated before
     if max(size, len(content)) > most:
         raise OSError(f"it has {in_words(max(size, len(content)))}, and at most {in_words(most)} are read")
     return content
