@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from namm.errors import FolderInUseError, RunFolderError
+from namm.reading import REASON, damage_as, load_json, read_text
 
 LOCK = ".lock"
 
@@ -101,8 +102,8 @@ def locked(lock: Path, what: str, *, wait: bool = False) -> Iterator[None]:
         held = FileLock(lock, -1 if wait else 0, fallback_to_soft=False, on_acquired=_sign).acquire()
     except Timeout:
         holder = "another process"
-        with suppress(OSError):  # it ended just now, and removed the file
-            holder = lock.read_text().strip() or holder
+        with suppress(OSError, ValueError):  # it ended just now, and removed the file
+            holder = read_text(lock).strip() or holder
         raise FolderInUseError(f"{what} is in use by {holder}: wait for it, or choose another one.") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -225,10 +226,8 @@ def as_json(value: Any) -> Any:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file of an artefact."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}): move it away, or choose another folder.") from error
+    with damage_as(RunFolderError, f"{path} cannot be read ({REASON}): move it away, or choose another folder."):
+        return load_json(path)
 
 
 def read_claim(path: Path, kind: str, elsewhere: str = "another folder") -> dict[str, Any]:

@@ -38,6 +38,7 @@ from namm.generative.mirrored import Mirrored
 from namm.generative.samplers import DPMSolver, Sampler, UniPC
 from namm.generative.schedules import VPSDE, Epsilon, Prediction, Velocity
 from namm.maps import IdentityMap, MirrorMap
+from namm.reading import load_json
 
 INDEX = "model_index.json"
 PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": Velocity()}  # diffusers' names
@@ -277,6 +278,7 @@ each image is from the rule: ℓ(x) ≥ 0, zero where it holds. (C, H, W) = {sam
 
 ```python
 from namm import NAMMPipeline
+from namm.reading import load_json
 
 pipe = NAMMPipeline.from_pretrained("path/to/this/folder"{option})
 out = pipe(batch_size=8, num_inference_steps=50, generator=0)
@@ -349,12 +351,14 @@ def _verified_index(folder: Path) -> dict[str, Any]:
     """The index of a folder in which every file is there, as it was written, and no other beside it."""
     path = folder / INDEX
     try:
-        index: dict[str, Any] = json.loads(path.read_text())
+        index: dict[str, Any] = load_json(path)
         if index["_sha256"] != _index_sha256(index):
             raise CheckpointError(f"{path} has been changed since it was saved: save or copy the pipeline again.")
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): {folder} holds no saved pipeline.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror or error}): {folder} holds no saved pipeline."
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} was not finished by NAMMPipeline.save_pretrained ({error!r}).") from error
     known = index["_files"]
     there = {file.relative_to(folder).as_posix() for part in index for file in _files(folder / part)}

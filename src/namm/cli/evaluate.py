@@ -1,6 +1,5 @@
 """`namm evaluate`: the rows of a run's evaluation, of several runs together, or of any images against data."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -30,6 +29,7 @@ from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.engine.stages import STAGES, summary
 from namm.experiments.presets import EXPERIMENTS
 from namm.formatting import ABSENT, format_estimate, format_number, print_table
+from namm.reading import REASON, damage_as, load_json
 
 if TYPE_CHECKING:
     from namm.datasets.batches import Images
@@ -154,11 +154,9 @@ def _run_rows(run: Path) -> dict[str, Row]:
     when = "before" if done_before else f"in {format_number(record.seconds, '.1f')} s"
     log(f"evaluate done {when}  {summary(stage, record.results)}")
     file = run / stage.name / METRICS
-    try:
-        rows = json.loads(file.read_text())["rows"]
-    except (OSError, ValueError, KeyError) as error:
-        raise RunFolderError(f"{file} cannot be read ({error}): move it away, and it is made anew.") from error
-    return {name: rows[name] for name in ROWS if name in rows}
+    with damage_as(RunFolderError, f"{file} cannot be read ({REASON}): move it away, and it is made anew."):
+        rows = load_json(file)["rows"]
+        return {name: rows[name] for name in ROWS if name in rows}
 
 
 # Files

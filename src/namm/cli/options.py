@@ -17,7 +17,7 @@ import yaml
 from tyro.conf import Positional, arg
 
 from namm.cli import HELP, ExitEarly
-from namm.errors import UsageError
+from namm.errors import DataError, UsageError
 from namm.experiments.engine.experiment import Experiment, Rule
 from namm.experiments.engine.processes import is_main, wait_for_the_reason
 from namm.experiments.presets import EXPERIMENTS, find, require_name
@@ -188,7 +188,8 @@ def rule_settings(name: str, file: Path | None) -> Rule:
         return Rule()
     kind = find(require_name(name, EXPERIMENTS, "constraint")).rule
     known = {} if file is None else file_attributes(file)
-    return kind(**{field.name: known[field.name] for field in fields(kind) if field.name in known})
+    plain = {name: value for name, value in known.items() if isinstance(value, bool | int | float | str)}
+    return kind(**{field.name: plain[field.name] for field in fields(kind) if field.name in plain})
 
 
 def file_among(arguments: Sequence[str]) -> Path | None:
@@ -198,12 +199,12 @@ def file_among(arguments: Sequence[str]) -> Path | None:
 
 def file_attributes(file: Path) -> dict[str, Any]:
     """What a file of ours says that it was made from; nothing for any other."""
-    import h5py
+    from namm.hdf5 import attributes, open_hdf5
 
     try:
-        with h5py.File(file, "r") as opened:
-            known = {name: value.item() if hasattr(value, "item") else value for name, value in opened.attrs.items()}
-    except OSError:
+        with open_hdf5(file) as opened:
+            known = attributes(opened)
+    except DataError:
         return {}  # what is wrong with the file is said when it is read
     return known if "namm_version" in known else {}
 
@@ -211,7 +212,7 @@ def file_attributes(file: Path) -> dict[str, Any]:
 def rule_of_data(data: Path) -> str:
     """The name of the rule that a file of `namm data` obeys."""
     dataset = file_attributes(data).get("dataset") if data.is_file() else None
-    if dataset not in drawable():
+    if not isinstance(dataset, str) or dataset not in drawable():
         raise UsageError(
             f"which rule? {data} is not a file of `namm data`: add --constraint {'|'.join(EXPERIMENTS)}, or "
             "module:name."
@@ -245,5 +246,5 @@ def open_file(path: Path, key: str | None, layout: str | None, stack: ExitStack)
     if key is None and "samples" in made_from:
         key = "images"
     if key is None and "dataset" in made_from:
-        key = "test" if made_from["n_test"] else "train"
+        key = "test" if made_from.get("n_test") else "train"
     return stack.enter_context(open_images(path, key=key, layout=layout))

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from namm.cli import HELP
 from namm.cli.options import answer, format_usage, log, parse, pick, pick_name, refuse_near_misses
 from namm.errors import UsageError
@@ -84,7 +82,9 @@ def choose(command: str, name: str | None, picked: Mapping[str, Any], arguments:
         if named and "data.folder" not in given:  # a rule that the user names is not one of the file's folder
             settings = replace(settings, data=replace(settings.data, folder=""))
         if "config" in picked:
-            given |= set(_names(yaml.safe_load(Path(picked["config"]).read_text())))
+            from namm.experiments.engine.settings_file import plain_yaml, read_settings
+
+            given |= set(_names(plain_yaml(read_settings(Path(picked["config"])), picked["config"])))
         settings = prepare(settings, given, log, from_file=not named)
     return replace(base, settings=replace(settings, data=settings.data.with_absolute_paths()))
 

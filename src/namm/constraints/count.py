@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,6 +25,7 @@ from namm.constraints.contract import ConstraintReport, finite_number
 from namm.errors import CheckpointError, DataError, UsageError
 from namm.files import write_atomically
 from namm.numerics import at_least_float32, full_precision
+from namm.reading import REASON, damage_as, require_plain
 
 
 class Counter(nn.Module):
@@ -71,19 +73,19 @@ class Counter(nn.Module):
     def load(cls, path: str | Path) -> Self:
         """The counter that `save` wrote, on the CPU and in evaluation mode."""
         path = Path(path)
-        if not path.is_file():
+        if not path.exists():
             raise CheckpointError(
                 f"there is no counter {path}: train one with `namm train counter -o counter.safetensors`."
             )
-        try:
+        with damage_as(CheckpointError, f"{path} is truncated or not a counter that namm saved ({REASON})."):
+            require_plain(path)
             with safe_open(path, framework="pt") as file:
                 header = json.loads((file.metadata() or {})["namm"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            counter = cls(**header["counter"])
-            counter.load_state_dict(tensors)
+                tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+            with torch.device("meta"):  # the header may ask for any size: memory is for weights that are there
+                counter = cls(**header["counter"])
+            counter.load_state_dict(tensors, assign=True)
             counter.facts = dict(header["facts"])
-        except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
-            raise CheckpointError(f"{path} is truncated or not a counter that namm saved ({error}).") from error
         return counter.eval()
 
 

@@ -2,23 +2,29 @@
 
 The layout on disk is stated, never guessed: `NCHW` or `NHWC`. Files written by `namm` and PNGs know theirs.
 Floats are taken as they are, rounded to float32. Bytes (uint8) are pixel values and are scaled, v/255, to [0, 1];
-booleans become 0 and 1. Other integers have no known scale and are refused. No reader unpickles anything.
+booleans become 0 and 1. Other integers have no known scale and are refused. No reader unpickles anything, and what a
+file costs is bounded before it is read (`namm.reading`, `namm.hdf5`).
 """
 
-from collections.abc import Iterable
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
-from zipfile import BadZipFile
+from zipfile import ZipFile, ZipInfo
 
 import h5py
 import numpy as np
 import torch
-from numpy.lib.format import open_memmap
+from numpy.lib.format import open_memmap, read_array, read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from torch import Tensor
 
-from namm.errors import DataError, UsageError
+from namm.errors import DataError, NammError, UsageError
+from namm.hdf5 import open_hdf5
+from namm.reading import REASON, ROOM, damage_as, reason, require_plain, require_room
 
 Layout = Literal["NCHW", "NHWC"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
@@ -30,11 +36,17 @@ PIECE_BYTES = 64 * 2**20
 """How much of a file `pieces` reads at a time."""
 
 
-def read_images(path: str | Path, *, key: str | None = None, layout: str | None = None) -> Tensor:
+def read_images(
+    path: str | Path, *, key: str | None = None, layout: str | None = None, external: bool = False
+) -> Tensor:
     """All images of a file or of a folder of PNGs: float32, (N, C, H, W).
 
-    `key` names the dataset in an HDF5 or NPZ file. `layout`, 'NCHW' or 'NHWC', is needed for every file but
-    our own.
+    Args:
+        path: The file or folder.
+        key: Name of the dataset in an HDF5 or NPZ file.
+        layout: 'NCHW' or 'NHWC'; needed for every file but our own.
+        external: Whether an HDF5 file may take values from other files, by external links, external storage or
+            virtual datasets. Unless you know where they lead, it may show you any file that you can read.
     """
     path = Path(path)
     if not path.exists():
@@ -42,7 +54,7 @@ def read_images(path: str | Path, *, key: str | None = None, layout: str | None 
     if path.is_dir():
         return _read_pngs(path)
     if is_lazy(path):
-        with open_images(path, key=key, layout=layout) as images:
+        with open_images(path, key=key, layout=layout, external=external) as images:
             return images[:]
     if path.suffix.lower() == ".npz":
         return LazyImages(_load_npz(path, key), layout, f"{path}, {key}")[:]
@@ -52,16 +64,22 @@ def read_images(path: str | Path, *, key: str | None = None, layout: str | None 
     )
 
 
-def open_images(path: str | Path, *, key: str | None = None, layout: str | None = None) -> "LazyImages":
-    """The images of an HDF5 or NPY file, left on disk and read when indexed; close it, or use it in a `with`."""
+def open_images(
+    path: str | Path, *, key: str | None = None, layout: str | None = None, external: bool = False
+) -> "LazyImages":
+    """The images of an HDF5 or NPY file, left on disk and read when indexed; close it, or use it in a `with`.
+
+    The arguments are those of `read_images`.
+    """
     path = Path(path)
     if path.suffix.lower() == ".npy":
         return LazyImages(_map_npy(path, key), layout, path)
-    file = open_hdf5(path)
+    file = open_hdf5(path, external=external)
     try:
         ours = "namm_version" in file.attrs
         name = "train" if ours and key is None else key
-        array = file.get(name) if name else None
+        with damage_as(DataError, f"{path}, {name} cannot be read ({REASON}): write the file anew."):
+            array = file.get(name) if name else None
         if not isinstance(array, h5py.Dataset):
             raise DataError(_no_key(path, key, hdf5_arrays(file)))
         return LazyImages(array, "NCHW" if ours else layout, path)
@@ -87,7 +105,9 @@ class LazyImages:
         self._array = array
         self._place = f"{path}, {array.name}" if isinstance(array, h5py.Dataset) else str(path)
         self._layout = require_layout(layout, self._place)
-        require_images(array.shape, array.dtype, self._layout, self._place)
+        with self._damage():
+            shape, kind = array.shape, array.dtype
+        require_images(shape, kind, self._layout, self._place)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -103,7 +123,11 @@ class LazyImages:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step == 1:
-                return self._tensor(self._array[start : max(start, stop)], np.arange(start, stop))
+                stop = max(start, stop)
+                self._require_room(stop - start)
+                with self._damage():
+                    array = self._array[start:stop]
+                return self._tensor(array, np.arange(start, stop))
             index = np.arange(start, stop, step)
         rows = np.asarray(index)
         if rows.size and not np.issubdtype(rows.dtype, np.integer):
@@ -117,10 +141,24 @@ class LazyImages:
         if not isinstance(self._array, h5py.Dataset):
             return self._tensor(self._array[rows], rows)
         # Row by row is three times faster than h5py's own selection by index array, and takes any order.
-        array = np.empty((len(rows), *self._array.shape[1:]), self._array.dtype)
-        for place, row in enumerate(rows):
-            self._array.read_direct(array, np.s_[row], np.s_[place])
+        self._require_room(len(rows))
+        with self._damage():
+            array = np.empty((len(rows), *self._array.shape[1:]), self._array.dtype)
+            for place, row in enumerate(rows):
+                self._array.read_direct(array, np.s_[row], np.s_[place])
         return self._tensor(array, rows)
+
+    def _require_room(self, images: int) -> None:
+        """Refuse to read what the file does not hold, or memory does not."""
+        image = int(np.prod([max(4, self._array.dtype.itemsize), *self._array.shape[1:]], dtype=object))
+        if images * image <= ROOM:
+            return
+        packed = self._array.id.get_storage_size() if isinstance(self._array, h5py.Dataset) else self._array.nbytes
+        whole = max(1, len(self)) * image
+        require_room(self._place, max(1, packed * images * image // whole), images * image)
+
+    def _damage(self) -> AbstractContextManager[None]:
+        return damage_as(DataError, f"{self._place} cannot be read ({REASON}): the file is damaged; write it anew.")
 
     def _tensor(self, array: NDArray[Any], rows: NDArray[np.int64]) -> Tensor:
         values = _as_float32(array)
@@ -150,23 +188,11 @@ class LazyImages:
 # From the file to an array
 
 
-def open_hdf5(path: Path) -> h5py.File:
-    """The file, open for reading."""
-    if not path.is_file():
-        raise DataError(f"There is no file {path}.")
-    try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read as HDF5: it is truncated, corrupt, locked or of another kind ({error}). "
-            "Copy or write it anew."
-        ) from error
-
-
 def hdf5_arrays(file: h5py.File) -> dict[str, h5py.Dataset]:
     """All arrays of an open file by name, those in groups included."""
     arrays: dict[str, h5py.Dataset] = {}
-    file.visititems(lambda name, item: arrays.update({name: item}) if isinstance(item, h5py.Dataset) else None)
+    with damage_as(DataError, f"{file.filename} cannot be read ({REASON}): it is damaged; write it anew."):
+        file.visititems(lambda name, item: arrays.update({name: item}) if isinstance(item, h5py.Dataset) else None)
     return arrays
 
 
@@ -179,21 +205,69 @@ def _map_npy(path: Path, key: str | None) -> NDArray[Any]:
     """The array, mapped and not loaded: a wrong shape is refused before gigabytes are read."""
     if key is not None:
         raise DataError(f"{path} holds a single array, so the key {key!r} has no meaning: leave it out.")
-    try:
+    return map_array(path)
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """The array of an NPY file, mapped and not loaded."""
+    with _loading(path, "an NPY file"):
+        require_plain(path)
         return open_memmap(path, mode="r")
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(_not_loadable(path, "an NPY file", error)) from error
 
 
 def _load_npz(path: Path, key: str | None) -> NDArray[Any]:
+    with _loading(path, "an NPZ file"):
+        require_plain(path)
+        with ZipFile(path) as archive:
+            members = npz_members(archive)
+            if key is None or key not in members:
+                raise DataError(_no_key(path, key, members))
+            return _unpacked(archive, members[key], f"{path}, {key}")
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an NPZ file by name."""
+    with _loading(path, "an NPZ file"):
+        require_plain(path)
+        with ZipFile(path) as archive:
+            members = npz_members(archive)
+            together = sum(member.file_size for member in members.values())
+            require_room(path, path.stat().st_size, together)
+            return {name: _unpacked(archive, member, f"{path}, {name}") for name, member in members.items()}
+
+
+def _unpacked(archive: ZipFile, member: ZipInfo, place: str) -> NDArray[Any]:
+    """An array of an NPZ file, whose size is believed only where header, directory and packed bytes agree."""
+    shape, kind = npy_header(archive, member)
+    require_room(place, member.compress_size, math.prod(shape) * max(4, kind.itemsize))  # as float32, at least
+    if math.prod(shape) * kind.itemsize > member.file_size:
+        raise ValueError(f"its header says {shape} of {kind}, more than its {member.file_size} bytes")
+    with archive.open(member) as file:
+        array: NDArray[Any] = read_array(file, allow_pickle=False)
+    return array
+
+
+def npz_members(archive: ZipFile) -> dict[str, ZipInfo]:
+    """The arrays in an NPZ file, by name."""
+    return {info.filename.removesuffix(".npy"): info for info in archive.infolist() if info.filename.endswith(".npy")}
+
+
+def npy_header(archive: ZipFile, member: ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array in an NPZ file, without unpacking more than its header."""
+    with archive.open(member) as file:
+        read = read_array_header_1_0 if read_magic(file) == (1, 0) else read_array_header_2_0
+        shape, _, kind = read(file)
+    return shape, kind
+
+
+@contextmanager
+def _loading(path: Path, kind: str) -> Iterator[None]:
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
-            if key is None or key not in arrays.files:
-                raise DataError(_no_key(path, key, arrays.files))
-            array: NDArray[Any] = arrays[key]
-            return array
-    except (ValueError, EOFError, OSError, BadZipFile, AttributeError, TypeError) as error:
-        raise DataError(_not_loadable(path, "an NPZ file", error)) from error
+        yield
+    except NammError:
+        raise
+    except Exception as error:  # what zipfile, zlib, tokenize and NumPy raise on damaged files
+        raise DataError(_not_loadable(path, kind, error)) from error
 
 
 def _not_loadable(path: Path, kind: str, error: Exception) -> str:
@@ -202,7 +276,7 @@ def _not_loadable(path: Path, kind: str, error: Exception) -> str:
             f"{path} holds Python objects, not numbers, and unpickling them could run foreign code: save it "
             "again as one float32 array."
         )
-    return f"{path} cannot be read as {kind}: it is truncated, corrupt or of another kind ({error})."
+    return f"{path} cannot be read as {kind}: it is truncated, corrupt or of another kind ({reason(error)})."
 
 
 def _read_pngs(folder: Path) -> Tensor:
@@ -211,6 +285,7 @@ def _read_pngs(folder: Path) -> Tensor:
     if not paths:
         raise DataError(f"The folder {folder} is empty of images: it holds no .png file.")
     first = _read_png(paths[0])
+    require_room(folder, sum(path.stat().st_size for path in paths), 4 * first.size * len(paths))
     images = np.empty((len(paths), *first.shape), np.uint8)
     for i, path in enumerate(paths):
         image = _read_png(path)
@@ -230,16 +305,17 @@ def png_files(folder: Path) -> list[Path]:
 
 def _read_png(path: Path) -> NDArray[np.uint8]:
     """One PNG as bytes, (H, W, C)."""
-    try:
+    with damage_as(DataError, f"{path} cannot be read as a PNG: {REASON}."), warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we have a limit of our own
+        packed = require_plain(path)
         with Image.open(path, formats=("PNG",)) as image:
             if image.mode not in PNG_MODES:
                 raise DataError(
                     f"{path} has the colour mode {image.mode!r}, and 8-bit greyscale or RGB is read: convert "
                     "it first, without palette or transparency."
                 )
+            require_room(path, packed, 4 * image.width * image.height * len(image.getbands()))
             pixels = np.asarray(image.convert("L") if image.mode == "1" else image)
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on damaged files
-        raise DataError(f"{path} cannot be read as a PNG: {error}.") from error
     return pixels.reshape(*pixels.shape[:2], -1)
 
 

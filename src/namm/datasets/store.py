@@ -13,6 +13,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,10 +24,12 @@ from torch import Tensor
 
 from namm._version import __version__
 from namm.datasets.base import BLOCK, SPLITS, Dataset
-from namm.datasets.readers import LazyImages, open_hdf5
+from namm.datasets.readers import LazyImages
 from namm.errors import DataError, RunFolderError, UsageError
 from namm.files import beside, only_writer, publish, refuse_link, require_same
+from namm.hdf5 import attributes, open_hdf5
 from namm.progress import ProgressBar
+from namm.reading import REASON, damage_as, require_room
 
 CHUNK_BYTES = 128 * 1024
 """Rows are chunked on disk in pieces of about this size: small enough to read shuffled batches."""
@@ -97,6 +100,7 @@ def write_block(file: h5py.File, block: Block, values: NDArray[Any]) -> None:
 def unwritten(file: h5py.File) -> list[Block]:
     """Blocks whose values are not there, or do not match their checksum."""
     found: list[Block] = []
+    damaged = damage_as(DataError, f"the blocks of {file.filename} cannot be checked ({REASON}): it is damaged.")
 
     def look(name: str, checksums: h5py.Dataset | h5py.Group) -> None:
         if isinstance(checksums, h5py.Dataset):
@@ -105,21 +109,18 @@ def unwritten(file: h5py.File) -> list[Block]:
                 if stored == UNWRITTEN or stored != _checksum(file[name][k * rows : (k + 1) * rows]):
                     found.append((name, k))
 
-    file["checksums"].visititems(look)
+    with damaged:
+        file["checksums"].visititems(look)
     return found
-
-
-def attributes(file: h5py.File) -> dict[str, Any]:
-    """The attributes of an open file as Python values."""
-    return {name: value.item() if hasattr(value, "item") else value for name, value in file.attrs.items()}
 
 
 def _require_complete(path: Path, header: Header) -> None:
     try:
-        with h5py.File(path, "r") as file:
-            _require_same(file, header)
-    except OSError as error:
-        raise RunFolderError(f"{path} exists and is not a readable HDF5 file ({error}): move it away.") from error
+        file = open_hdf5(path)
+    except DataError as error:
+        raise RunFolderError(f"{path} exists and is not a readable HDF5 file: move it away. {error}") from error
+    with file:
+        _require_same(file, header)
 
 
 def _require_same(file: h5py.File, header: Header) -> None:
@@ -127,7 +128,8 @@ def _require_same(file: h5py.File, header: Header) -> None:
     there = attributes(file)
     for name, value in header.items():
         if isinstance(value, Mapping) and isinstance(there.get(name), str):
-            there[name] = json.loads(there[name])
+            with suppress(ValueError, RecursionError):  # what is not JSON is not the same
+                there[name] = json.loads(there[name])
     # Another version's complete file is as good as ours: what it was made from is in the other attributes.
     asked = {**header, "namm_version": there.get("namm_version", "absent")}
     require_same(Path(file.filename), there, asked, "other data than asked for")
@@ -136,11 +138,11 @@ def _require_same(file: h5py.File, header: Header) -> None:
 def _missing(partial: Path, header: Header) -> list[Block] | None:
     """Blocks that are left to write; None where there is no usable file, so that it is begun anew."""
     try:
-        with h5py.File(partial, "r") as file:
+        with open_hdf5(partial) as file:
             _require_same(file, header)
             blocks = unwritten(file)
             return blocks if file.attrs["namm_version"] == header["namm_version"] else None
-    except (OSError, KeyError, RuntimeError):
+    except DataError:
         return None
 
 
@@ -177,11 +179,32 @@ class GrownFile:
         """Open `path`; one without the attribute `mark` is refused with what it is `otherwise`."""
         self.path = Path(path)
         self._file = open_hdf5(self.path)
-        if mark not in self._file.attrs:
+        try:
+            if mark not in self._file.attrs:
+                raise DataError(f"{self.path} was not written by {otherwise}")
+            self.parameters = attributes(self._file)
+            """What the values were made from."""
+        except BaseException:
             self._file.close()
-            raise DataError(f"{self.path} was not written by {otherwise}")
-        self.parameters = attributes(self._file)
-        """What the values were made from."""
+            raise
+
+    def array(self, name: str) -> h5py.Dataset:
+        """An array of at least one axis, by its name."""
+        with damage_as(DataError, f"{self.path} has no array {name!r} that can be read ({REASON}): write it anew."):
+            found = self._file[name]
+            if not isinstance(found, h5py.Dataset) or not found.shape:
+                raise TypeError(f"it is {found!r}")
+        return found
+
+    def numbers(self, name: str) -> np.ndarray:
+        """An array of one real number for each image, (N,)."""
+        found = self.array(name)
+        with damage_as(DataError, f"{self.path}, {name} cannot be read ({REASON}): write the file anew."):
+            if found.ndim != 1 or found.dtype.kind != "f":
+                raise TypeError(f"it has shape {found.shape} and type {found.dtype}")
+            require_room(f"{self.path}, {name}", found.id.get_storage_size(), found.size * found.dtype.itemsize)
+            values: np.ndarray = found[:]
+        return values
 
     def close(self) -> None:
         """Close the file."""
@@ -256,12 +279,12 @@ class Store(GrownFile):
     @property
     def sizes(self) -> dict[str, int]:
         """Images per split."""
-        return {split: len(self._file[split]) for split in SPLITS}
+        return {split: self.array(split).shape[0] for split in SPLITS}
 
     def __getitem__(self, split: str) -> LazyImages:
         if not self.sizes.get(split):
             raise DataError(f"{self.path} holds no {split!r} images: it has {self.sizes}.")
-        return LazyImages(self._file[split], "NCHW", self.path)
+        return LazyImages(self.array(split), "NCHW", self.path)
 
     def damaged(self) -> list[Block]:
         """(split, number) of every block of 64 images whose pixels no longer match their checksum."""

@@ -12,12 +12,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, ClassVar
-from zipfile import BadZipFile, ZipFile
+from typing import Any, ClassVar
+from zipfile import ZipFile
 
 import numpy as np
 import torch
-from numpy.lib.format import open_memmap, read_array_header_1_0, read_array_header_2_0, read_magic
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,13 +29,16 @@ from namm.datasets.readers import (
     LazyImages,
     hdf5_arrays,
     is_lazy,
-    open_hdf5,
+    npy_header,
+    npz_members,
     open_images,
     png_files,
     read_images,
 )
 from namm.errors import DataError, UsageError
+from namm.hdf5 import open_hdf5
 from namm.numerics import generator
+from namm.reading import REASON, damage_as, require_plain
 
 HASH = 16
 """Hexadecimal digits of a hash: enough to tell one file from another."""
@@ -160,7 +163,9 @@ class OwnImages(Dataset):
 
 def content_hash(path: Path) -> str:
     """A hash of a file, or of the names and contents of the PNGs in a folder."""
-    if path.is_file():
+    if not path.is_dir():
+        with damage_as(DataError, f"{path} cannot be read: {REASON}."):
+            require_plain(path)
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:HASH]
     whole = hashlib.sha256()
@@ -200,29 +205,25 @@ def _stored_arrays(path: Path) -> tuple[dict[str | None, NDArray[Any]], bool]:
     if suffix in HDF5_SUFFIXES:
         with open_hdf5(path) as file:
             stored = hdf5_arrays(file).items()
-            return {
-                name: _stand_in(each.shape or (), each.dtype) for name, each in stored
-            }, "namm_version" in file.attrs
-    with suppress(ValueError, EOFError, OSError, BadZipFile):
+            with damage_as(DataError, f"{path} cannot be read ({REASON}): it is damaged; write it anew."):
+                found: dict[str | None, NDArray[Any]] = {
+                    name: _stand_in(each.shape or (), each.dtype) for name, each in stored
+                }
+                return found, "namm_version" in file.attrs
+    with suppress(Exception):  # NumPy and zipfile raise anything on damaged files
+        require_plain(path)
         if suffix == ".npy":
             return {None: open_memmap(path, mode="r")}, False
         if suffix == ".npz":
             with ZipFile(path) as archive:
-                members = [name for name in archive.namelist() if name.endswith(".npy")]
-                return {name.removesuffix(".npy"): _npy_stand_in(archive.open(name)) for name in members}, False
+                members = npz_members(archive).items()
+                return {name: _stand_in(*npy_header(archive, member)) for name, member in members}, False
     return {}, False
 
 
 def _stand_in(shape: Shape, kind: np.dtype[Any]) -> NDArray[Any]:
     """An array of that shape and type that takes no memory."""
     return np.broadcast_to(np.zeros((), kind), shape)
-
-
-def _npy_stand_in(file: IO[bytes]) -> NDArray[Any]:
-    with file:
-        read = read_array_header_1_0 if read_magic(file) == (1, 0) else read_array_header_2_0
-        shape, _, kind = read(file)
-    return _stand_in(shape, kind)
 
 
 def _arrays(path: Path, stored: Mapping[str | None, NDArray[Any]]) -> dict[str, str | None]:

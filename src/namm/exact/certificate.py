@@ -11,7 +11,6 @@ a total, meets some δ by chance: then the largest of several draws counts.
 """
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from namm.datasets.batches import Images, check_images, in_chunks
 from namm.errors import CheckpointError, DataError
 from namm.formatting import format_number, html_table
 from namm.numerics import full_precision, generator
+from namm.reading import REASON, damage_as, load_json
 
 CHUNK = 64
 """Images measured at a time."""
@@ -35,6 +35,8 @@ DRAWS, STEADY = 8, 0.25
 """Draws of δ for a rule whose ℓ(x + K δ) varies by more than this, relative to its mean; one for any other."""
 ALLOWED = 3.0
 """ℓ over floor and rounding up to which the rule is reached."""
+LARGEST = 2**28
+"""Bytes of a certificate that is read: those of two million images."""
 ARRAYS = ("before", "after", "moved", "iterations", "rounding")
 
 
@@ -117,15 +119,15 @@ class Certificate:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `as_json`."""
         arrays = {name: np.asarray(values[name], dtype=np.float64) for name in ARRAYS}
+        if {each.shape for each in arrays.values()} != {(len(values["reached"]),)} or not values["reached"]:
+            raise ValueError(f"{', '.join(ARRAYS)} must have a number for each image")
         return cls(values["rule"], values["method"], values["floor"], **arrays, notes=tuple(values["notes"]))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a certificate that `namm certify -o` wrote; that of polished samples is in their `SampleFile`."""
-        try:
-            return cls.from_json(json.loads(Path(path).read_text()))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{path} is no certificate that can be read ({error}).") from error
+        with damage_as(CheckpointError, f"{path} is no certificate that can be read ({REASON})."):
+            return cls.from_json(load_json(Path(path), LARGEST))
 
     @classmethod
     def joined(cls, parts: "list[Certificate]") -> "Certificate":

@@ -41,6 +41,7 @@ from namm.memory import shortage
 from namm.numerics import arithmetic, generator
 from namm.precision import Precision
 from namm.progress import ProgressBar
+from namm.reading import REASON, damage_as
 
 PIXELS = 2**20
 """Pixels of all images that are made together, where no batch size is given."""
@@ -203,31 +204,31 @@ class SampleFile(store.GrownFile):
     @property
     def images(self) -> LazyImages:
         """x."""
-        return LazyImages(self._file["images"], "NCHW", self.path)
+        return LazyImages(self.array("images"), "NCHW", self.path)
 
     @property
     def mirror_images(self) -> LazyImages:
         """y."""
-        return LazyImages(self._file["mirror_images"], "NCHW", self.path)
+        return LazyImages(self.array("mirror_images"), "NCHW", self.path)
 
     @property
     def distances(self) -> np.ndarray:
         """ℓ(x): (N,)."""
         if "distances" not in self._file:
             raise DataError(f"{self.path} holds no distances: it was written without a constraint.")
-        values: np.ndarray = self._file["distances"][:]
-        return values
+        return self.numbers("distances")
 
     @property
     def certificate(self) -> Certificate | None:
         """How far polishing moved each sample and what is left of ℓ; None where they were not polished."""
         if "after" not in self._file:
             return None
-        arrays = {name: self._file[name][:].astype(np.float64) for name in ARRAYS}
+        arrays: dict[str, Any] = {name: self.numbers(name).astype(np.float64) for name in ARRAYS}
         about = self.parameters
-        return Certificate(str(about["rule"]), "polishing", float(about.get("floor", 0.0)), **arrays)
+        with damage_as(DataError, f"{self.path} holds no certificate that can be read ({REASON}): sample anew."):
+            return Certificate(str(about["rule"]), "polishing", float(about.get("floor", 0.0)), **arrays)
 
     @property
     def compute_seconds(self) -> float:
         """What all samples took together."""
-        return float(self._file["seconds"][:].astype(np.float64).sum())
+        return float(self.numbers("seconds").astype(np.float64).sum())

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from namm.errors import CheckpointError, UsageError
+from namm.errors import CheckpointError, NammError, UsageError
 from namm.files import write_json
 from namm.generative import NCSNpp
 from namm.import_flax.msgpack_file import read_flax_file
@@ -226,7 +226,9 @@ def _checked(path: Path, what: str) -> Iterator[None]:
     """Turn what goes wrong with arrays of unexpected names or shapes into a `CheckpointError`."""
     try:
         yield
-    except (KeyError, ValueError, IndexError, RuntimeError, OverflowError) as error:
+    except NammError:
+        raise
+    except Exception as error:  # whatever arrays of wrong names, types and shapes lead to
         why = f"the array {error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{path}: {what} is not a network of the official code: {why}.") from error
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from namm.errors import CheckpointError, UsageError
+from namm.reading import read_bytes
 
 INSTALL = "pip install 'namm[flax]'"
 DTYPES = frozenset(
@@ -33,6 +34,8 @@ LONGEST_LIST = 32
 """Items of a list. The longest in a real file is an array's shape, and NumPy 1 has at most 32 axes."""
 LARGEST_MAP = 10_000
 """Entries of a map. The largest in a real file has one for each module of a network, about a hundred."""
+LARGEST_FILE = 2**36
+"""Bytes of a file; the largest of the authors' has half a gigabyte."""
 MOST_VALUES = 1_000_000
 """List items and map entries of a whole file. A real one has tens of thousands."""
 
@@ -40,7 +43,7 @@ MOST_VALUES = 1_000_000
 def read_flax_file(path: Path) -> dict[str, Any]:
     """Read a checkpoint file as nested maps; their arrays are read-only."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, LARGEST_FILE)
     except OSError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {error.strerror or error}.") from error
     if not content or content[0] not in MAP_BYTES:

@@ -9,6 +9,7 @@ nothing, are those of the paper:
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -21,10 +22,13 @@ from namm.maps.icnn import ICNN
 from namm.maps.resnet import ResNet
 from namm.maps.rulenet import RuleNet
 from namm.numerics import at_least_float32
+from namm.reading import REASON, damage_as, load_json, require_plain
 
 NETWORKS: dict[str, type[ICNN] | type[ResNet] | type[RuleNet]] = {"ICNN": ICNN, "ResNet": ResNet, "RuleNet": RuleNet}
 STATISTICS = "standardisation.json"
 """File of mean and scale beside the networks; a folder without it has none."""
+DEPTHS, DEEPEST = {"layers", "blocks", "downsamplings"}, 256
+"""Settings that repeat a part of a network, and how often that is believed of a file."""
 
 
 @runtime_checkable
@@ -138,28 +142,44 @@ class IdentityMap(nn.Module):
         return at_least_float32(y)
 
 
+def require_affordable(folder: Path, kind: type[ICNN] | type[ResNet] | type[RuleNet]) -> None:
+    """Refuse a configuration that asks for more than the file of weights beside it can fill.
+
+    A network is built before its weights are read, and a few digits in its configuration can ask for all memory, or for
+    layers without end.
+    """
+    config = {name: value for name, value in kind.load_config(folder).items() if not name.startswith("_")}
+    for name in DEPTHS & config.keys():
+        if not isinstance(config[name], int) or config[name] > DEEPEST:
+            raise ValueError(f"{name} is {config[name]}, and at most {DEEPEST} is believed")
+    with torch.device("meta"):
+        outline: Any = kind.from_config(config)
+    asked = sum(tensor.numel() for tensor in outline.state_dict().values())
+    there = sum(require_plain(file) for file in folder.glob("*.safetensors"))
+    if 2 * asked > there:  # two bytes are the narrowest weight
+        raise ValueError(f"its configuration asks for {asked} weights, and its files have {there} bytes")
+
+
 def _load_statistics(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    try:
-        values = json.loads(path.read_text())
-        return {name: [float(each) for each in values[name]] for name in ("mean", "scale")}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): save the map anew.") from error
+    with damage_as(CheckpointError, f"{path} cannot be read ({REASON}): save the map anew."):
+        values = load_json(path)
+        found = {name: [float(each) for each in values[name]] for name in ("mean", "scale")}
+        if len(found["mean"]) != len(found["scale"]) or not all(map(math.isfinite, found["mean"] + found["scale"])):
+            raise ValueError("mean and scale must be finite numbers, as many of each")
+        return found
 
 
 def _load_network(folder: Path) -> nn.Module:
     config = folder / "config.json"
     if not config.is_file():
         raise CheckpointError(f"{config} does not exist: {folder.parent} is not a saved mirror map.")
-    try:
-        name = json.loads(config.read_text()).get("_class_name")
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{config} cannot be read ({error}): save the map anew.") from error
-    if name not in NETWORKS:
+    with damage_as(CheckpointError, f"{config} cannot be read ({REASON}): save the map anew."):
+        name = load_json(config).get("_class_name")
+    if not isinstance(name, str) or name not in NETWORKS:
         raise CheckpointError(f"{config} names the network {name!r}; known are {', '.join(NETWORKS)}.")
-    try:
-        network: nn.Module = NETWORKS[name].from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{folder} cannot be loaded as a {name}: {error}") from error
+    with damage_as(CheckpointError, f"{folder} cannot be loaded as a {name}: {REASON}."):
+        require_affordable(folder, NETWORKS[name])
+        network: nn.Module = NETWORKS[name].from_pretrained(folder, local_files_only=True, use_safetensors=True)
     return network

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from namm.datasets.batches import Images, to_tensor
 from namm.errors import CheckpointError
 from namm.files import write_atomically
+from namm.reading import reason, require_plain
 
 PATTERN = "step-*.safetensors"
 
@@ -93,15 +94,15 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
 def read(path: Path) -> Checkpoint:
     """Read one checkpoint file; a damaged one is a `CheckpointError`, trouble with the disk stays an `OSError`."""
-    if path.stat().st_size == 0:
+    if require_plain(path) == 0:
         raise CheckpointError(f"the checkpoint {path} is truncated or not one of ours (it is empty).")
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["namm"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        facts, digest = header["facts"], header["digest"]
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint {path} is truncated or not one of ours ({error}).") from error
+        facts, digest = dict(header["facts"]), header["digest"]
+    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"the checkpoint {path} is truncated or not one of ours ({reason(error)}).") from error
     if digest != _digest(tensors):
         raise CheckpointError(f"the checkpoint {path} is corrupt: its content does not match its digest.")
     return Checkpoint(tensors, facts)

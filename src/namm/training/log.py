@@ -10,8 +10,10 @@ from typing import TextIO
 import torch
 from accelerate import Accelerator
 
+from namm.errors import CheckpointError
 from namm.files import refuse_link, write_atomically
 from namm.progress import ProgressBar
+from namm.reading import REASON, damage_as, read_text
 from namm.training.objectives import Losses
 from namm.training.settings import Budget, TrainSettings
 from namm.training.state import TrainingState
@@ -98,10 +100,14 @@ class Log:
             tracker.finish()
 
 
+LARGEST = 2**28
+"""Bytes of a metrics file: a line for each of a million steps."""
+
+
 def open_metrics(path: Path, *, after_step: int) -> TextIO:
     """A metrics file to append to, one JSON object a line, without the lines past `after_step`."""
     if path.exists():  # those will be written again
-        kept = [line for line in path.read_text().splitlines() if _step(line) <= after_step]
+        kept = [line for line in _lines(path) if _step(line) <= after_step]
         write_atomically(path, "".join(f"{line}\n" for line in kept))
     refuse_link(path)
     return path.open("a")
@@ -109,13 +115,18 @@ def open_metrics(path: Path, *, after_step: int) -> TextIO:
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """The lines of a metrics file; a last line cut short by a crash is left out."""
-    return [json.loads(line) for line in path.read_text().splitlines() if _step(line) < math.inf]
+    return [json.loads(line) for line in _lines(path) if _step(line) < math.inf]
+
+
+def _lines(path: Path) -> list[str]:
+    with damage_as(CheckpointError, f"{path} cannot be read ({REASON}): move it away."):
+        return read_text(path, LARGEST).splitlines()
 
 
 def _step(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return math.inf
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from namm.errors import CheckpointError, DataError, UsageError
 from namm.files import write_atomically
 from namm.generative.base import DrawsNoise, GenerativeModel, Standardised, evaluating
 from namm.maps import Mirror
+from namm.reading import REASON, damage_as, require_plain
 from namm.training.checkpoint import describe_network, fingerprint, weights_digest
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import SCORE_SETTINGS, TrainSettings
@@ -137,8 +137,7 @@ def _describe(model: nn.Module, mirror: Mirror, data: Images) -> dict[str, Any]:
 def load_model(model: nn.Module, folder: str | Path) -> None:
     """Give `model` the weights and statistics that `train_model` left in `folder`."""
     path = Path(folder) / MODEL
-    try:
+    with damage_as(CheckpointError, f"{path} cannot be loaded into this {type(model).__name__}: {REASON}"):
+        require_plain(path)
         model.load_state_dict(load_file(path))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be loaded into this {type(model).__name__}: {error}") from error
     model.eval()

@@ -9,7 +9,6 @@ the images' size alone, so that the same images and seed give the same numbers o
 """
 
 import copy
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +31,7 @@ from namm.maps import ICNN, MirrorMap, RuleNet
 from namm.maps.icnn import project_weights
 from namm.maps.layers import Boundary
 from namm.numerics import fold, generator
+from namm.reading import REASON, damage_as, load_json
 from namm.training.objectives import MapObjective, ModelErrors, Noise, Weights, identity_regulariser, perturb
 from namm.training.settings import CHOSEN, CLOSENESS
 from namm.training.trainer import clock
@@ -224,11 +224,9 @@ def chosen_once(folder: Path | None, choose: Callable[[], Tuning]) -> Tuning:
 
 
 def _read(path: Path) -> Tuning:
-    try:
-        values = json.loads(path.read_text())
+    with damage_as(CheckpointError, f"{path} cannot be read ({REASON}): remove the folder and train anew."):
+        values = load_json(path)
         return Tuning(**{**values, "trials": tuple(Trial(**trial) for trial in values["trials"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): remove the folder and train anew.") from error
 
 
 @torch.no_grad()

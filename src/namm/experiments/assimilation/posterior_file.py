@@ -11,7 +11,8 @@
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,15 @@ from torch import Tensor
 from namm._version import __version__
 from namm.constraints import Constraint
 from namm.datasets.store import Block, grow, write_block
-from namm.errors import DataError
+from namm.errors import DataError, RunFolderError
 from namm.experiments.assimilation.assimilate import METHODS, Sampling, Score, Setting, assimilate
 from namm.experiments.assimilation.tasks import Task
 from namm.experiments.engine.stages.report import view_of
 from namm.files import as_json, beside, write_json
 from namm.generative import Mirrored
+from namm.hdf5 import open_hdf5
 from namm.inverse import Columns, Mask, Operator, States
+from namm.reading import REASON, damage_as, load_json
 from namm.report.figures.inverse import Reconstruction, assimilation_figure
 from namm.training.checkpoint import weights_digest
 
@@ -106,7 +109,7 @@ def read_scores(path: Path) -> list[Score]:
     """One line for each method of a file."""
     needed = ("distance", "chi2", "error", "coverage", "spread", "redrawn", "failed")
     scores = []
-    with h5py.File(path) as file:
+    with _opened(path) as file:
         for setting, group in _methods(file).items():
             arrays = {name: torch.from_numpy(group[name][:]) for name in needed}
             seconds = group["seconds"][:].sum() if "seconds" in group else group.attrs["seconds"]  # the latter: 0.1
@@ -116,7 +119,7 @@ def read_scores(path: Path) -> list[Score]:
 
 def read_truth(path: Path, k: int) -> tuple[Arrays, dict[Setting, Arrays]]:
     """Truth number k of the file: its own arrays, and those of each method, without the axis of truths."""
-    with h5py.File(path) as file:
+    with _opened(path) as file:
         own = {name: file[name][k] for name in ("truth", "measurement")}
         methods = _methods(file).items()
         return own, {setting: {name: group[name][k] for name in ARRAYS if name in group} for setting, group in methods}
@@ -124,9 +127,19 @@ def read_truth(path: Path, k: int) -> tuple[Arrays, dict[Setting, Arrays]]:
 
 def read_distances(path: Path) -> dict[Setting, NDArray[Any]]:
     """ℓ of all samples of each method that did not fail, (N,)."""
-    with h5py.File(path) as file:
+    with _opened(path) as file:
         methods = _methods(file).items()
         return {setting: group["distance"][:][~group["failed"][:].astype(bool)] for setting, group in methods}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    """The file, open for reading; what cannot be read in it is a sentence."""
+    with (
+        open_hdf5(path) as file,
+        damage_as(DataError, f"{path} is no file of `namm assimilate` that can be read ({REASON}): make it anew."),
+    ):
+        yield file
 
 
 def _methods(file: h5py.File) -> dict[Setting, h5py.Group]:
@@ -148,9 +161,10 @@ def remembered(
     kept, models = beside(path, ".tuned.json"), {name: weights_digest(source) for name, source in sources.items()}
     asked = as_json({**_question(task, sampling), "models": models, **tried})
     if kept.exists():
-        there = json.loads(kept.read_text())
-        if there["asked"] == asked:
-            return {name: [read_score(row) for row in rows] for name, rows in there["scores"].items()}
+        with damage_as(RunFolderError, f"{kept} cannot be read ({REASON}): move it away, and it is made anew."):
+            there = load_json(kept)
+            if there["asked"] == asked:
+                return {name: [read_score(row) for row in rows] for name, rows in there["scores"].items()}
     scores = make()
     write_json(kept, {"asked": asked, "scores": {name: [asdict(s) for s in each] for name, each in scores.items()}})
     return scores

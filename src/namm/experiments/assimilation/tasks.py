@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from namm.datasets import open_store
+from namm.datasets.readers import map_array
 from namm.errors import DataError, UsageError
 from namm.experiments.burgers import BurgersData
 from namm.experiments.divergence import DivergenceData
@@ -24,6 +25,7 @@ from namm.experiments.engine.run_parts import RunParts, Shape
 from namm.experiments.engine.stages.data import images_file
 from namm.inverse import Columns, Downsample, GaussianBlur, GaussianNoise, Mask, Operator, States
 from namm.numerics import generator
+from namm.reading import REASON, damage_as
 
 NOISE = 0.2
 """The paper's, as a standard deviation."""
@@ -130,10 +132,9 @@ def _states(value: str, data: Data, shape: Shape) -> Operator:
 
 def _mask(value: str, data: Data, shape: Shape) -> Operator:
     if value.endswith(".npy"):
-        try:
-            return Mask(torch.from_numpy(np.load(Path(value), allow_pickle=False)))
-        except (OSError, ValueError, TypeError) as error:
-            raise UsageError(f"the mask {value} cannot be read ({error}).") from None
+        with damage_as(UsageError, f"the mask {value} cannot be read ({REASON})."):
+            mapped = map_array(Path(value))
+            return Mask(torch.from_numpy(np.array(mapped)))
     share = float(value)
     if not 0 < share <= 1:
         raise UsageError(f"the share of the pixels that are observed must lie between 0 and 1, not {value}.")

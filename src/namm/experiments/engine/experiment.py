@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from namm.datasets import Dataset
     from namm.experiments.engine.settings import Settings
 
+MOST_IMAGES = 10**9
+"""Images of a split, or samples, that are taken for meant: at 8×8 pixels they fill 256 GB."""
 PLACE = {"place": True}
 """Marks a setting that says where a thing is, and not which: the thing may move, and nothing is done again."""
 
@@ -64,6 +66,8 @@ class Data(ABC):
         for name, n in self.sizes.items():
             if n < 0:
                 raise UsageError(f"n_{name} must be 0 or more, not {n}.")
+            if n > MOST_IMAGES:
+                raise UsageError(f"n_{name} must be at most {MOST_IMAGES}, not {n}.")
         if not any(self.sizes.values()):
             raise UsageError("n_train, n_val and n_test are all 0: ask for some images.")
 

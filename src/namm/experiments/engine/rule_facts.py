@@ -7,12 +7,10 @@ Nothing is needed of namm's own rules: they are built from the settings. Runs of
 """
 
 import io
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -21,11 +19,13 @@ from torch import Tensor
 
 from namm.constraints import Constraint, DivergenceFree
 from namm.constraints.burgers import Burgers
+from namm.datasets.readers import read_arrays
 from namm.errors import RunFolderError, UntrustedRuleError
 from namm.experiments.engine import build
 from namm.experiments.engine.experiment import Data
 from namm.files import write_atomically, write_json
 from namm.generative.sample_file import SampleFile
+from namm.reading import REASON, damage_as, load_json
 from namm.report.figures import Array, View
 from namm.simulators.fluid import cut, lay_out, vorticity
 
@@ -140,12 +140,10 @@ def report_facts(data: Data, folder: Callable[[str], Path], evaluated: Path | No
 
 
 def _read_facts(folder: Path) -> RuleFacts:
-    try:
-        known = json.loads((folder / FACTS).read_text())
-        with (folder / RESIDUALS).open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
-            facts = RuleFacts(**known | {"residuals": {name: arrays[name] for name in arrays.files}, "rule": None})
+    sentence = f"{folder / FACTS} and {RESIDUALS} cannot be read ({REASON}): move them away."
+    with damage_as(RunFolderError, sentence):
+        known = load_json(folder / FACTS)
+        facts = RuleFacts(**known | {"residuals": read_arrays(folder / RESIDUALS), "rule": None})
         if facts.shows == "vorticity" and not (facts.size > 0 and facts.extent > 0):
             raise ValueError(f"a state of {facts.size} points and length {facts.extent}")
-    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
-        raise RunFolderError(f"{folder / FACTS} and {RESIDUALS} cannot be read ({error}): move them away.") from error
     return facts

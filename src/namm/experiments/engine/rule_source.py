@@ -22,7 +22,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +36,8 @@ from typing import Any
 from namm.errors import UsageError
 
 NAMM = "namm"
+DEEPEST = 64
+"""Parts of a module's name."""
 SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
 """Files that are modules, in the order in which Python looks for them."""
 
@@ -218,7 +220,7 @@ def _collected(root: Path, module: str, file: Path) -> Source:
             if known_as(part, is_own) not in files:
                 files[known_as(part, is_own)] = each
                 if each.is_source and each.content is not None:
-                    queue += _imports(each, part, is_own)
+                    queue += _believable(_imports(each, part, is_own))
     return Source(module, file, root, known_as(module, True), files)
 
 
@@ -287,6 +289,11 @@ def _imports(file: File, name: str, is_own: bool) -> Iterator[tuple[str, bool]]:
                 inside = is_own and bool(node.level)
                 yield base, inside
                 yield from ((f"{base}.{alias.name}", inside) for alias in node.names)
+
+
+def _believable(imports: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+    """Those of imports whose names have no more parts than a real module's: each part costs a look at the disk."""
+    return (each for each in imports if each[0].count(".") < DEEPEST)
 
 
 # Running

@@ -1,6 +1,5 @@
 """What a run has trained: its parts by the stage that trained them, and a run as an object, `namm.Run`."""
 
-import json
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.engine.stages import Work
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.map import TRAINING, mirror_folder
+from namm.files import read_json
 from namm.formatting import html_table
 from namm.generative import VAE, Diffusion
 from namm.generative.base import channel_statistics
@@ -154,7 +154,7 @@ class Run:
         """What the stage `evaluate` measured: the contents of its metrics.json."""
         from namm.experiments.engine.stages.evaluate import METRICS
 
-        found: Mapping[str, Any] = json.loads((complete_stage(self.folder, "evaluate") / METRICS).read_text())
+        found: Mapping[str, Any] = read_json(complete_stage(self.folder, "evaluate") / METRICS)
         return found
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from namm.errors import UsageError
-from namm.experiments.engine.experiment import Data
+from namm.experiments.engine.experiment import MOST_IMAGES, Data
 from namm.training.settings import SCORE_SETTINGS, TrainSettings
 
 # The map
@@ -190,6 +190,8 @@ class SamplesSettings:
     def __post_init__(self) -> None:
         if self.n < 1 or self.n_val < 0:
             raise UsageError(f"samples: n must be 1 or more and n_val 0 or more, not {self.n} and {self.n_val}.")
+        if max(self.n, self.n_val) > MOST_IMAGES:
+            raise UsageError(f"samples: n and n_val must be at most {MOST_IMAGES}, not {self.n} and {self.n_val}.")
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,8 @@ class EvaluateSettings:
         for name in ("kid_subsets", "n_fid", "milestone_samples"):
             if getattr(self, name) < 0:
                 raise UsageError(f"evaluate: {name} must be 0 or more, not {getattr(self, name)}.")
+        if self.drawn > MOST_IMAGES:
+            raise UsageError(f"evaluate: n and n_fid must be at most {MOST_IMAGES}, not {self.n} and {self.n_fid}.")
 
     @property
     def drawn(self) -> int:

@@ -8,7 +8,7 @@ place in the file and the nearest name, because a setting that is silently ignor
 import hashlib
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -20,9 +20,16 @@ from namm.errors import UsageError
 from namm.experiments.engine.experiment import PLACE
 from namm.experiments.presets import Preset, preset, require_name
 from namm.files import differences
+from namm.reading import REASON, damage_as, read_text
 
 HEADER = "# Settings of a run of namm. `namm run --config THIS_FILE` uses them again.\n"
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+LARGEST = 64 * 1024
+"""Characters of a settings file. A real one has about five thousand."""
+DEEPEST = 16
+"""Nesting of a settings file. A real one has four levels."""
+LARGEST_NUMBER = 2**63
+"""Whole numbers are smaller: seeds have at most 63 bits."""
 
 
 def plain(value: Any) -> Any:
@@ -84,9 +91,8 @@ def as_meant_by_0_1(content: dict[str, Any]) -> dict[str, Any]:
     content = dict(content)
     content["map"] = {**maps, "f": {**f, "kind": "resnet"}, "standardise": False, "tune": False}
     for part in ("map", "finetune"):
-        weights = content.get(part, {}).get("weights")
-        if isinstance(weights, Mapping):
-            content[part] = {**content[part], "weights": {**weights, "relative": False}}
+        if isinstance(found := content.get(part), Mapping) and isinstance(found.get("weights"), Mapping):
+            content[part] = {**found, "weights": {**found["weights"], "relative": False}}
     return content
 
 
@@ -103,18 +109,18 @@ def to_yaml(chosen: Preset) -> str:
 
 def read_yaml(path: Path) -> Preset:
     """The settings in a file."""
-    try:
-        return from_yaml(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the settings file {path} cannot be read: {error}.") from error
+    return from_yaml(read_settings(path), str(path))
+
+
+def read_settings(path: Path) -> str:
+    """The text of a settings file."""
+    with damage_as(UsageError, f"the settings file {path} cannot be read: {REASON}."):
+        return read_text(path, LARGEST)
 
 
 def from_yaml(text: str, place: str = "settings") -> Preset:
     """The settings in the text of a file that `place` names in errors."""
-    try:
-        content = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{place} is not YAML: {' '.join(str(error).split())}.") from error
+    content = plain_yaml(text, place)
     if not isinstance(content, Mapping) or "experiment" not in content:
         raise UsageError(f"{place} does not say which experiment it is for: add a line `experiment: NAME`.")
     content = as_meant_by_0_1(dict(content))
@@ -125,11 +131,19 @@ def from_yaml(text: str, place: str = "settings") -> Preset:
         raise UsageError(f"{place}: {error}") from error
 
 
+def plain_yaml(text: str, place: str = "settings") -> Any:
+    """The value of a YAML text without tags, aliases or deep nesting: no more in memory than was written out."""
+    if len(text) > LARGEST:
+        raise UsageError(f"{place} has {len(text)} characters, and settings have at most {LARGEST}: shorten it.")
+    with damage_as(UsageError, f"{place} is not YAML: {REASON}."):
+        return yaml.load(text, _Loader)
+
+
 def changes(before: str, after: str) -> str:
     """Where two settings files differ, for people."""
     try:
-        old, new = yaml.safe_load(before), yaml.safe_load(after)
-    except yaml.YAMLError:
+        old, new = plain_yaml(before), plain_yaml(after)
+    except UsageError:
         old = new = None
     changed = differences(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else []
     more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
@@ -137,15 +151,47 @@ def changes(before: str, after: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would quietly take the last."""
+    """Refuses what settings have no use for and a trap has.
+
+    Aliases, of which a few lines stand for gigabytes; deep nesting; numbers of thousands of digits; and a key that is
+    given twice, of which YAML would quietly take the last.
+    """
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        mark = self.peek_event().start_mark
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "settings have no aliases: write the value out", mark)
+        if self.depth > DEEPEST:
+            raise yaml.composer.ComposerError(None, None, f"it is nested more than {DEEPEST} deep", mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key) for key, _ in node.value]
-        if doubles := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {doubles[0]!r} is given twice", node.start_mark
-            )
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node)
+            if not isinstance(key, Hashable):
+                continue  # refused below
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+            seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: Any) -> int:
+        """A whole number that a setting can have."""
+        value = None
+        with suppress(ValueError):  # Python refuses to read more than 4300 digits
+            value = self.construct_yaml_int(node)
+        if value is None or abs(value) >= LARGEST_NUMBER:
+            raise yaml.constructor.ConstructorError(None, None, "a number has too many digits", node.start_mark)
+        return int(value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
 
 
 def _update(base: Any, content: Any, place: str) -> Any:
@@ -185,7 +231,7 @@ def _convert(value: Any, hint: Any, place: str) -> Any:
             raise UsageError(f"{place} must be a list{count}, not {value!r}.")
         return tuple(_convert(entry, arguments[0], f"{place}[{i}]") for i, entry in enumerate(value))
     if hint is float and not isinstance(value, bool):
-        with suppress(TypeError, ValueError):
+        with suppress(TypeError, ValueError, OverflowError):
             return float(value)  # YAML takes 1e-3 for text
     elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value

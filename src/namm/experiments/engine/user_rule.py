@@ -15,7 +15,6 @@ Imports no torch before a rule is loaded.
 """
 
 import inspect
-import json
 import os
 import sys
 import traceback
@@ -40,6 +39,7 @@ from namm.experiments.engine.processes import is_main
 from namm.experiments.engine.rule_source import Source, import_source, locate
 from namm.experiments.presets import require_name
 from namm.files import locked, write_json
+from namm.reading import REASON, damage_as, load_json
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
@@ -208,14 +208,12 @@ def record_path() -> Path:
 def read_trusted() -> Mapping[str, Any]:
     """What was recorded, by fingerprint."""
     path = record_path()
-    try:
-        return dict(json.loads(path.read_text())["sources"])
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UntrustedRuleError(
-            f"{path}, the record of the rules that you trust, cannot be read ({error}): mend it or move it away."
-        ) from error
+    sentence = f"{path}, the record of the rules that you trust, cannot be read ({REASON}): mend it or move it away."
+    with damage_as(UntrustedRuleError, sentence):
+        try:
+            return dict(load_json(path)["sources"])
+        except FileNotFoundError:
+            return {}
 
 
 def record_trusted(source: Source, rule: str) -> None:

@@ -4,7 +4,6 @@ Both measure in a folder of the run's own, which holds everything it depends on 
 """
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from namm.experiments.assimilation.tasks import NOISE, Task, make_task
 from namm.experiments.assimilation.tuning import grid, try_settings
 from namm.experiments.paper.measurements import FinishedRun
 from namm.experiments.paper.output import Part, Runs, Value
-from namm.files import write_atomically, write_json
+from namm.files import read_json, write_atomically, write_json
 from namm.inverse import AncestralSteps, DDIMSteps
 from namm.report.figures import Array
 from namm.report.figures.inverse import Tried, guidance_figure
@@ -97,7 +96,7 @@ def measure11(run: FinishedRun, progress: bool) -> None:
 
 def fig11(runs: Runs) -> Part:
     """Residuals of a sample by method and ζ, above ℓ, χ² and error."""
-    scores = [[read_score(row) for row in json.loads((_folder11(run) / SCORES).read_text())] for run in runs.complete]
+    scores = [[read_score(row) for row in read_json(_folder11(run) / SCORES)] for run in runs.complete]
     rows = [_row(run, score) for run, own in zip(runs.complete, scores, strict=True) for score in own]
     if not runs.complete:
         return Part(FORMATS, rows)

@@ -3,7 +3,6 @@
 No stage samples the autoencoders, so this does: as many of each as an evaluation takes, scored like one.
 """
 
-import json
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from namm.experiments.engine.stages.report import view_of
 from namm.experiments.paper.measurements import HISTOGRAM, FinishedRun
 from namm.experiments.paper.output import Part, Runs, Value
 from namm.experiments.paper.table1 import SCORES, score_columns
-from namm.files import write_json
+from namm.files import read_json, write_json
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import IdentityMap
 from namm.report.figures.samples import Method, samples_figure
@@ -35,7 +34,7 @@ SHOWN = 3
 
 def fig8(runs: Runs) -> Part:
     """Samples, residuals and distances of both, and their scores."""
-    scores = [json.loads((_folder(run) / FILE).read_text()) for run in runs.complete]
+    scores = [read_json(_folder(run) / FILE) for run in runs.complete]
     rows: list[list[Value]] = [
         [name, *compress(score_columns([seed[method] for seed in scores], runs.reported, None), MEASURED_COLUMNS)]
         for method, name in NAMES.items()

@@ -4,7 +4,6 @@ Measurements lie in `RUN/studies/NAME-KEY`, where the key holds everything they 
 would be measured again.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -26,6 +25,7 @@ from namm.experiments.engine.stages import stage_keys
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.evaluate import METRICS
 from namm.experiments.sweeps.cell import CellOutcome
+from namm.files import read_json
 from namm.numerics import arithmetic
 from namm.report.figures import Array
 
@@ -45,7 +45,7 @@ class FinishedRun:
 
     def metrics(self) -> dict[str, Any]:
         """What the stage `evaluate` measured."""
-        return dict(json.loads((self.folder / "evaluate" / METRICS).read_text()))
+        return dict(read_json(self.folder / "evaluate" / METRICS))
 
     @contextmanager
     def images(self) -> Iterator[Store]:

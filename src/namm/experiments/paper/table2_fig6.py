@@ -4,7 +4,6 @@ The λ of the rows are the paper's times what the preset's own λ is of the pape
 experiment and the preset's stand in the same place.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ from namm.experiments.paper.output import Part, Runs, Value, over_seeds
 from namm.experiments.paper.table1 import SCORES, score_columns
 from namm.experiments.presets import preset
 from namm.experiments.sweeps.cell import Cell
-from namm.files import write_json
+from namm.files import read_json, write_json
 from namm.generative.sample_file import SampleFile
 from namm.report.figures import Array
 from namm.report.figures.studies import Scored, Variant, ablation_figure, sensitivity_figure
@@ -72,9 +71,7 @@ experiment, not with that of the row.
 def table2(runs: Runs) -> Part:
     """CD, MMD and KID of all nine settings, and a figure of those through the paper's choice."""
     weights, reported = _weights(runs), runs.reported
-    scores = {
-        place: [json.loads(_file(run).read_text()) for run in finished] for place, finished in _by_place(runs).items()
-    }
+    scores = {place: [read_json(_file(run)) for run in finished] for place, finished in _by_place(runs).items()}
     rows: list[list[Value]] = []
     for (sigma, weight), seeds in scores.items():
         paper = REPORTED[runs.experiment][weights.index(weight)][SIGMAS.index(sigma)]

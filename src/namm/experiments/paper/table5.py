@@ -5,7 +5,6 @@ with the paper's. Where a run's evaluation has no FID it is measured here, on as
 images to compare them with.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from namm.experiments.engine.stages.evaluate import BASELINE, OURS
 from namm.experiments.paper.measurements import FinishedRun
 from namm.experiments.paper.output import Part, Runs, Value, over_seeds
 from namm.experiments.paper.table1 import METHODS, of_paper
-from namm.files import write_json
+from namm.files import read_json, write_json
 from namm.generative.sample_file import SampleFile
 from namm.report.contents import ROWS
 
@@ -67,7 +66,7 @@ def measure(run: FinishedRun, progress: bool) -> None:
 def _read(run: FinishedRun) -> dict[str, Any]:
     """The number of images, and FID by method."""
     if not run.settings.evaluate.n_fid:
-        return dict(json.loads(_file(run).read_text()))
+        return dict(read_json(_file(run)))
     values = {name: row["fid"] for name, row in run.metrics()["rows"].items() if "fid" in row}
     return {"n": run.settings.evaluate.n_fid, "fid": values}
 

@@ -5,7 +5,6 @@ checkpoint. What became of a cell is read from its folder, whatever became of it
 """
 
 import getpass
-import json
 import os
 import signal
 import subprocess
@@ -17,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from namm.errors import FolderInUseError, Interrupted, NammError, UsageError
+from namm.errors import FolderInUseError, Interrupted, NammError, RunFolderError, UsageError
 from namm.experiments.engine.folder import read_failure
 from namm.experiments.engine.processes import is_main, rank_zero_output
 from namm.experiments.engine.run import Logger
 from namm.experiments.sweeps.cell import JOBS, Cell, CellOutcome, Jobs, attempt, in_one_line
-from namm.files import write_json
+from namm.files import read_json, write_json
 
 INSTALL = "pip install -c constraints.txt -e '.[slurm]'"
 NO_LIMIT = 60 * 24 * 365
@@ -249,7 +248,9 @@ def _recorded(out: Path, cell: Cell) -> Any:
     """The job of a cell that an earlier process submitted, if it is not done yet."""
     if not _job_file(out, cell).exists():
         return None
-    record = json.loads(_job_file(out, cell).read_text())
+    record = read_json(_job_file(out, cell))
+    if not isinstance(record, dict) or not isinstance(record.get("job"), str):
+        raise RunFolderError(f"{_job_file(out, cell)} names no job of Slurm: remove it.")
     job = _submitit().SlurmJob(folder=out / JOBS, job_id=record["job"])
     if job.done(force_check=True):
         return None
@@ -296,8 +297,8 @@ def _message(folder: Path) -> str | None:
     It is JSON: a pickle that lies there could run anything.
     """
     try:
-        message = json.loads(_message_file(folder).read_text())["message"]
-    except (OSError, ValueError, LookupError, TypeError):  # whatever ended the job, the cell's folder knows more
+        message = read_json(_message_file(folder))["message"]
+    except (NammError, LookupError, TypeError):  # whatever ended the job, the cell's folder knows more
         return None
     return message if isinstance(message, str) else None
 

@@ -23,7 +23,6 @@ it shows there is what one would have had at that time, so f is the map's and no
 curve of its own, "Ours", offset by the time of everything before it.
 """
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -51,7 +50,7 @@ from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.model import EQUAL_COMPUTE, MILESTONES, load_milestone, milestones
 from namm.experiments.engine.stages.repair import shorter_model
-from namm.files import write_json
+from namm.files import read_json, write_json
 from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import IdentityMap, MirrorMap
@@ -276,7 +275,7 @@ def run_verdict(run: Path, stage: str | None = "finetune") -> Verdict | None:
     """
     learned = read_record(run / "map").results if is_complete(run, "map") else None
     if is_complete(run, "evaluate"):
-        metrics = json.loads((run / "evaluate" / METRICS).read_text())
+        metrics = read_json(run / "evaluate" / METRICS)
         if "verdict" in metrics and stage == "finetune":
             return Verdict.from_json(metrics["verdict"])
         return judge_rows(metrics["rows"], learned)["finetuned" if stage == "finetune" else "mdm"]

@@ -4,7 +4,6 @@
 sentence among the report's problems. So a run can be looked at in any state, and whoever needs it whole asks for both.
 """
 
-import json
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from namm.experiments.engine.stages.map import TRAINING
 from namm.experiments.engine.stages.model import EQUAL_COMPUTE
 from namm.experiments.engine.stages.samples import TRAIN
 from namm.experiments.presets import Preset, preset
-from namm.files import write_atomically
+from namm.files import read_json, write_atomically
 from namm.generative.sample_file import SampleFile
 from namm.report.contents import Contents, Cost, Row, StageLine
 from namm.report.figures import Array, View
@@ -109,7 +108,7 @@ def collect(run: Path) -> Contents:
     metrics: dict[str, Any] = {}
     methods: Methods = ((), ())
     if "evaluate" in done:
-        metrics = attempt("evaluate", lambda: json.loads((done["evaluate"] / METRICS).read_text()), metrics)
+        metrics = attempt("evaluate", lambda: read_json(done["evaluate"] / METRICS), metrics)
         methods = attempt("samples", lambda: _methods(done["evaluate"], pictures), methods)
     return Contents(
         name=run.resolve().name,
