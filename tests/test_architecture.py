@@ -14,7 +14,19 @@ SOURCE = Path(namm.__file__).parent
 
 # From left to right in the picture of the design: a package may import those before it and itself.
 ORDER = [
-    *("errors", "_version", "formatting", "files", "precision", "numerics", "gpu", "progress", "memory", "distributed"),
+    *(
+        "errors",
+        "_version",
+        "formatting",
+        "files",
+        "digests",
+        "weights_file",
+        "precision",
+        "numerics",
+        "gpu",
+        "progress",
+    ),
+    *("memory", "distributed"),
     *("simulators", "constraints", "datasets", "evaluation", "exact", "maps", "generative", "training", "inverse"),
     *("report", "pipeline", "import_flax", "experiments", "cli"),
 ]

@@ -8,22 +8,19 @@ is the floor of the rule: data that hold exactly c objects have the mean distanc
 generator needs to go below it.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
 from namm.constraints.base import Constraint
 from namm.constraints.contract import ConstraintReport, finite_number
 from namm.errors import CheckpointError, DataError, UsageError
-from namm.files import write_atomically
 from namm.numerics import at_least_float32, full_precision
+from namm.weights_file import read_weights, require_finite, write_weights
 
 
 class Counter(nn.Module):
@@ -63,9 +60,7 @@ class Counter(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write weights, sizes and facts to one safetensors file, whole or not at all."""
-        header = json.dumps({"counter": self.config, "facts": self.facts}, sort_keys=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        write_atomically(Path(path), save(tensors, metadata={"namm": header}))
+        write_weights(Path(path), self.state_dict(), {"counter": self.config, "facts": self.facts})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -76,14 +71,13 @@ class Counter(nn.Module):
                 f"there is no counter {path}: train one with `namm train counter -o counter.safetensors`."
             )
         try:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})["namm"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            counter = cls(**header["counter"])
+            tensors, about = read_weights(path, "the counter", "copy it anew, or delete it and train it again.")
+            counter = cls(**about["counter"])
             counter.load_state_dict(tensors)
-            counter.facts = dict(header["facts"])
-        except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
+            counter.facts = dict(about["facts"])
+        except (KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
             raise CheckpointError(f"{path} is truncated or not a counter that namm saved ({error}).") from error
+        require_finite(counter, str(path))
         return counter.eval()
 
 

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from torch import Tensor
 
+from namm.datasets.checksums import require_rows
 from namm.errors import DataError, UsageError
 
 Layout = Literal["NCHW", "NHWC"]
@@ -103,6 +104,7 @@ class LazyImages:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step == 1:
+                self._require_whole(np.arange(start, stop))
                 return self._tensor(self._array[start : max(start, stop)], np.arange(start, stop))
             index = np.arange(start, stop, step)
         rows = np.asarray(index)
@@ -116,11 +118,17 @@ class LazyImages:
     def _rows(self, rows: NDArray[np.int64]) -> Tensor:
         if not isinstance(self._array, h5py.Dataset):
             return self._tensor(self._array[rows], rows)
+        self._require_whole(rows)
         # Row by row is three times faster than h5py's own selection by index array, and takes any order.
         array = np.empty((len(rows), *self._array.shape[1:]), self._array.dtype)
         for place, row in enumerate(rows):
             self._array.read_direct(array, np.s_[row], np.s_[place])
         return self._tensor(array, rows)
+
+    def _require_whole(self, rows: NDArray[np.int64]) -> None:
+        """Refuse rows of a file of ours that have changed since they were written."""
+        if isinstance(self._array, h5py.Dataset):
+            require_rows(self._array, rows)
 
     def _tensor(self, array: NDArray[Any], rows: NDArray[np.int64]) -> Tensor:
         values = _as_float32(array)

@@ -1,7 +1,8 @@
 """HDF5 files that grow in blocks and survive being killed, and the one of a dataset: `train`, `val` and `test`.
 
 A file holds named arrays, each in blocks of rows, and as attributes what they were made from. It grows as
-`<name>.partial` and is renamed when complete, by the protocol of `namm.files`. Every block's CRC-32 is written with it.
+`<name>.partial` and is renamed when complete, by the protocol of `namm.files`. Every block's CRC-32 is written with it
+(`namm.datasets.checksums`), and compared by all who read it.
 Since a block is a pure function of the attributes and its number, to go on after an interruption is to make each block
 again whose stored values do not match their stored checksum.
 
@@ -11,7 +12,6 @@ index, so a kill leaves nothing in it half done.
 
 import json
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -23,16 +23,23 @@ from torch import Tensor
 
 from namm._version import __version__
 from namm.datasets.base import BLOCK, SPLITS, Dataset
+from namm.datasets.checksums import (
+    CHECKSUMS,
+    UNWRITTEN,
+    checksum,
+    damaged_blocks,
+    require_header,
+    rows_per_block,
+    seal_header,
+)
 from namm.datasets.readers import LazyImages, open_hdf5
+from namm.digests import SIGNATURE
 from namm.errors import DataError, RunFolderError, UsageError
 from namm.files import beside, only_writer, publish, refuse_link, require_same
 from namm.progress import ProgressBar
 
 CHUNK_BYTES = 128 * 1024
 """Rows are chunked on disk in pieces of about this size: small enough to read shuffled batches."""
-
-UNWRITTEN = -1
-"""In place of a block's checksum."""
 
 Block = tuple[str, int]
 """Array and number of a block."""
@@ -78,6 +85,7 @@ def grow(
             with h5py.File(draft, "w", track_order=True) as file:
                 begin(file)
                 _lay_out(file, arrays, header, rows, dtypes or {})
+                seal_header(file)
             os.replace(draft, partial)
             blocks = _missing(partial, header) or []
         with h5py.File(partial, "r+") as file:
@@ -88,35 +96,29 @@ def grow(
 def write_block(file: h5py.File, block: Block, values: NDArray[Any]) -> None:
     """Put the values of a block and their checksum on their way to the disk."""
     name, k = block
-    start = k * _rows_per_block(file, name)
+    start = k * rows_per_block(file, name)
     file[name][start : start + len(values)] = values
-    file[f"checksums/{name}"][k] = _checksum(values)
+    file[f"{CHECKSUMS}/{name}"][k] = checksum(values)
     file.flush()
 
 
 def unwritten(file: h5py.File) -> list[Block]:
     """Blocks whose values are not there, or do not match their checksum."""
-    found: list[Block] = []
-
-    def look(name: str, checksums: h5py.Dataset | h5py.Group) -> None:
-        if isinstance(checksums, h5py.Dataset):
-            rows = _rows_per_block(file, name)
-            for k, stored in enumerate(checksums[:]):
-                if stored == UNWRITTEN or stored != _checksum(file[name][k * rows : (k + 1) * rows]):
-                    found.append((name, k))
-
-    file["checksums"].visititems(look)
-    return found
+    names: list[str] = []
+    file[CHECKSUMS].visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return [(name, k) for name in names for k in damaged_blocks(file, name)]
 
 
 def attributes(file: h5py.File) -> dict[str, Any]:
-    """The attributes of an open file as Python values."""
-    return {name: value.item() if hasattr(value, "item") else value for name, value in file.attrs.items()}
+    """The attributes of an open file as Python values, without their digest."""
+    found = {name: value.item() if hasattr(value, "item") else value for name, value in file.attrs.items()}
+    return {name: value for name, value in found.items() if name != SIGNATURE}
 
 
 def _require_complete(path: Path, header: Header) -> None:
     try:
         with h5py.File(path, "r") as file:
+            require_header(file)
             _require_same(file, header)
     except OSError as error:
         raise RunFolderError(f"{path} exists and is not a readable HDF5 file ({error}): move it away.") from error
@@ -155,19 +157,11 @@ def _lay_out(
         per_chunk = max(1, min(n, CHUNK_BYTES // (4 * int(np.prod(shape)))))
         chunks = (per_chunk, *shape) if n else None
         file.create_dataset(name, (n, *shape), dtypes.get(name, "f4"), chunks=chunks, dcpl=allocate.copy())
-        checksums = file.create_dataset(f"checksums/{name}", data=np.full(-(-n // rows), UNWRITTEN, np.int64))
+        checksums = file.create_dataset(f"{CHECKSUMS}/{name}", data=np.full(-(-n // rows), UNWRITTEN, np.int64))
         if rows != BLOCK:
             checksums.attrs["rows"] = rows
     for name, value in header.items():
         file.attrs[name] = json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
-
-
-def _rows_per_block(file: h5py.File, name: str) -> int:
-    return int(file[f"checksums/{name}"].attrs.get("rows", BLOCK))
-
-
-def _checksum(values: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(values).data)
 
 
 class GrownFile:
@@ -180,6 +174,11 @@ class GrownFile:
         if mark not in self._file.attrs:
             self._file.close()
             raise DataError(f"{self.path} was not written by {otherwise}")
+        try:
+            require_header(self._file)
+        except DataError:
+            self._file.close()
+            raise
         self.parameters = attributes(self._file)
         """What the values were made from."""
 

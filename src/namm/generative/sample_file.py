@@ -29,6 +29,7 @@ from namm._version import __version__
 from namm.constraints import Constraint
 from namm.datasets import store
 from namm.datasets.base import BLOCK
+from namm.datasets.checksums import require_rows
 from namm.datasets.readers import LazyImages
 from namm.distributed import process_state
 from namm.errors import DataError, MemoryShortage, UsageError
@@ -215,19 +216,22 @@ class SampleFile(store.GrownFile):
         """ℓ(x): (N,)."""
         if "distances" not in self._file:
             raise DataError(f"{self.path} holds no distances: it was written without a constraint.")
-        values: np.ndarray = self._file["distances"][:]
-        return values
+        return self._values("distances")
 
     @property
     def certificate(self) -> Certificate | None:
         """How far polishing moved each sample and what is left of ℓ; None where they were not polished."""
         if "after" not in self._file:
             return None
-        arrays = {name: self._file[name][:].astype(np.float64) for name in ARRAYS}
+        arrays: dict[str, Any] = {name: self._values(name).astype(np.float64) for name in ARRAYS}
         about = self.parameters
         return Certificate(str(about["rule"]), "polishing", float(about.get("floor", 0.0)), **arrays)
 
     @property
     def compute_seconds(self) -> float:
         """What all samples took together."""
-        return float(self._file["seconds"][:].astype(np.float64).sum())
+        return float(self._values("seconds").astype(np.float64).sum())
+
+    def _values(self, name: str) -> np.ndarray:
+        values: np.ndarray = require_rows(self._file[name])[:]
+        return values

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe, in_chunks, to_tensor
 from namm.errors import Interrupted, MemoryShortage, TrainingError, UsageError
-from namm.files import Claim, owned, remove_partials, write_json
+from namm.files import Claim, owned, sweep, write_json
 from namm.formatting import html_table
 from namm.gpu import Recorded, can_record, compile_options, use_channels_last
 from namm.memory import peak, reset_peak, shortage, step_on_copies
@@ -142,6 +142,7 @@ def train(
     with ExitStack() as stack:
         if place and accelerator.is_main_process:
             stack.enter_context(owned(place))
+            sweep(place)
             asked = {"settings": settings.identity(), **(description or {})}
             Claim(place, "settings.json", "namm training", asked, leftovers=(CHOSEN,)).take()
         accelerator.wait_for_everyone()
@@ -267,8 +268,6 @@ class Trainer:
         """Load the newest good checkpoint, if there is one."""
         if self.checkpoints is None:
             return False
-        if self.accelerator.is_main_process:
-            remove_partials(self.checkpoints.folder)
         with self.accelerator.main_process_first():
             checkpoint = self.checkpoints.latest()
         self.accelerator.wait_for_everyone()

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from namm._version import __version__
 from namm.constraints import Constraint
+from namm.datasets.checksums import require_header, require_rows
 from namm.datasets.store import Block, grow, write_block
 from namm.errors import DataError
 from namm.experiments.assimilation.assimilate import METHODS, Sampling, Score, Setting, assimilate
@@ -106,27 +107,45 @@ def read_scores(path: Path) -> list[Score]:
     """One line for each method of a file."""
     needed = ("distance", "chi2", "error", "coverage", "spread", "redrawn", "failed")
     scores = []
-    with h5py.File(path) as file:
+    with _open(path) as file:
         for setting, group in _methods(file).items():
-            arrays = {name: torch.from_numpy(group[name][:]) for name in needed}
-            seconds = group["seconds"][:].sum() if "seconds" in group else group.attrs["seconds"]  # the latter: 0.1
+            arrays = {name: torch.from_numpy(require_rows(group[name])[:]) for name in needed}
+            seconds = (
+                require_rows(group["seconds"])[:].sum() if "seconds" in group else group.attrs["seconds"]
+            )  # the latter: 0.1
             scores.append(Score.of(setting, arrays, float(seconds)))
     return scores
 
 
 def read_truth(path: Path, k: int) -> tuple[Arrays, dict[Setting, Arrays]]:
     """Truth number k of the file: its own arrays, and those of each method, without the axis of truths."""
-    with h5py.File(path) as file:
+    row = np.array([k])
+    with _open(path) as file:
         own = {name: file[name][k] for name in ("truth", "measurement")}
         methods = _methods(file).items()
-        return own, {setting: {name: group[name][k] for name in ARRAYS if name in group} for setting, group in methods}
+        return own, {
+            setting: {name: require_rows(group[name], row)[k] for name in ARRAYS if name in group}
+            for setting, group in methods
+        }
 
 
 def read_distances(path: Path) -> dict[Setting, NDArray[Any]]:
     """ℓ of all samples of each method that did not fail, (N,)."""
-    with h5py.File(path) as file:
+    with _open(path) as file:
         methods = _methods(file).items()
-        return {setting: group["distance"][:][~group["failed"][:].astype(bool)] for setting, group in methods}
+        found = {s: [require_rows(group[name])[:] for name in ("distance", "failed")] for s, group in methods}
+        return {setting: distance[~failed.astype(bool)] for setting, (distance, failed) in found.items()}
+
+
+def _open(path: Path) -> h5py.File:
+    """The file, open for reading, its header as it was written."""
+    file = h5py.File(path)
+    try:
+        require_header(file)
+    except DataError:
+        file.close()
+        raise
+    return file
 
 
 def _methods(file: h5py.File) -> dict[Setting, h5py.Group]:
