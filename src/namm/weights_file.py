@@ -1,8 +1,8 @@
 """Weights in a file that says whether it is whole: safetensors, with a digest in its header.
 
-Everything that is not a tensor is JSON in the header, beside the SHA-256 of the tensors and of that JSON. It is compared
-whenever the file is read, so that no flipped bit ever becomes a weight. Version 0.1 kept a digest of the tensors alone,
-as `digest`, and none at all of models and counters.
+Everything that is not a tensor is JSON in the header, beside the SHA-256 of both. It is compared whenever the file is
+read, so that no flipped bit ever becomes a weight. Version 0.1 kept a digest of the tensors alone, as `digest`, and none
+at all of models and counters.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def read_weights(path: Path, what: str, remedy: str) -> tuple[dict[str, Tensor],
         remedy: How they end: what to do.
     """
     if path.stat().st_size == 0:
-        raise CheckpointError(f"{what} {path} is truncated (it is empty): {remedy}")
+        raise CheckpointError(f"{what} {path} is truncated or not one of ours (it is empty): {remedy}")
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get(ENTRY, "{}"))
@@ -62,8 +62,8 @@ def require_finite(module: nn.Module, place: str) -> None:
     for name, good in numbers.items():
         if not good.all():
             raise CheckpointError(
-                f"{place} holds no usable weights: of the {good.numel()} numbers in {name}, {int((~good).sum())} are not "
-                "finite. The training that wrote them diverged, or something else made the file: train anew with a "
+                f"{place} holds no usable weights: {int((~good).sum())} of the {good.numel()} numbers in {name} are "
+                "not finite. The training that wrote them diverged, or something else made the file: train anew with a "
                 "smaller learning rate, or take another file."
             )
 

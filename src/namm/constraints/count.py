@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from namm.constraints.base import Constraint
-from namm.constraints.contract import ConstraintReport, finite_number
+from namm.constraints.contract import ConstraintReport, StoredImages, finite_number
 from namm.errors import CheckpointError, DataError, UsageError
 from namm.numerics import at_least_float32, full_precision
 from namm.weights_file import read_weights, require_finite, write_weights
@@ -107,7 +107,7 @@ class Count(Constraint):
         with full_precision(x):
             return cast(Tensor, self.counter(x) - self.count).reshape(-1, 1, 1, 1)
 
-    def check(self, x: Tensor, *, batch_size: int = 256, noise: float = 0.1) -> "CountReport":
+    def check(self, x: Tensor | StoredImages, *, batch_size: int = 256, noise: float = 0.1) -> "CountReport":
         """Measure the rule on data; the floor, which is the counter's own error, is judged against the count."""
         return CountReport(**asdict(super().check(x, batch_size=batch_size, noise=noise)), count=self.count)
 

@@ -84,7 +84,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
 def read(path: Path) -> Checkpoint:
     """Read one checkpoint file; a damaged one is a `CheckpointError`, trouble with the disk stays an `OSError`."""
-    tensors, about = read_weights(path, "the checkpoint", "delete it, and what made it makes it again.")
+    tensors, about = read_weights(path, "the checkpoint", "look at the disk; without this file, the others are used.")
     if not isinstance(about.get("facts"), dict):
         raise CheckpointError(f"the checkpoint {path} is not one of ours (it holds no facts): delete it.")
     return Checkpoint(tensors, about["facts"])

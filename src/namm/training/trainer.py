@@ -327,7 +327,8 @@ class Trainer:
 
     def _loop(self, log: Log, stop: threading.Event) -> None:
         s, state, marks = self.settings, self.state, self._marks()
-        averages, saved, started = LossAverages(), time.monotonic(), clock(self.device)
+        averages = LossAverages.from_json(state.running, self.device)
+        saved, started = time.monotonic(), clock(self.device)
         while state.step < state.total:
             averages.add(self._update(state.step), step=state.step)
             state.ema.update(state.step)
@@ -335,7 +336,9 @@ class Trainer:
             due = {name for name, steps in marks.items() if state.step in steps}
             last = state.step == state.total
             reporting = last or state.step % s.log_every == 0 or bool(due - {"snapshot"})
-            saving = last or "replan" in due or time.monotonic() - saved >= s.checkpoint_seconds
+            # Processes that share a batch have each a part of the running sums, and keep none: they save with a line.
+            is_time = (self.world == 1 or reporting) and time.monotonic() - saved >= s.checkpoint_seconds
+            saving = last or "replan" in due or is_time
             stopping = stop.is_set() if self.world == 1 else reporting and self._in_any_process(stop.is_set())
             if not (reporting or saving or stopping or due):
                 continue
@@ -354,6 +357,7 @@ class Trainer:
             if "snapshot" in due:
                 self._snapshot()
             if saving or stopping or state.step == state.total:
+                state.running = averages.as_json()
                 self._save()
                 saved = time.monotonic()
             if stopping and state.step < state.total:
