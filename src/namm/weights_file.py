@@ -1,8 +1,8 @@
 """Weights in a file that says whether it is whole: safetensors, with a digest in its header.
 
 Everything that is not a tensor is JSON in the header, beside the SHA-256 of both. It is compared whenever the file is
-read, so that no flipped bit ever becomes a weight. Version 0.1 kept a digest of the tensors alone, as `digest`, and none
-at all of models and counters.
+read, so that no flipped bit ever becomes a weight. Version 0.1 kept a digest of the tensors alone, as `digest`, and
+none at all of models and counters.
 """
 
 import hashlib

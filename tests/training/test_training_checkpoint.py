@@ -81,7 +81,7 @@ def test_trouble_with_the_disk_is_not_taken_for_damage(tmp_path, monkeypatch):
     def broken(*arguments, **options):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("namm.training.checkpoint.safe_open", broken)
+    monkeypatch.setattr("namm.weights_file.safe_open", broken)
     with pytest.raises(OSError, match="Input/output"):
         folder.latest()
     assert len(folder.paths()) == 1

@@ -173,7 +173,9 @@ def _write(path: Path, made: Made, about: Mapping[str, Any]) -> None:
 
     from namm._version import __version__
     from namm.datasets import store
+    from namm.datasets.base import BLOCK
     from namm.exact.certificate import ARRAYS
+    from namm.files import as_json
 
     arrays = {"images": made.images.astype(np.float32, copy=False), "distances": made.distances}
     attributes = {"samples": len(made.images), **about, "namm_version": __version__}
@@ -187,12 +189,11 @@ def _write(path: Path, made: Made, about: Mapping[str, Any]) -> None:
 
     def fill(file: h5py.File, blocks: list[store.Block]) -> None:
         for name, k in blocks:
-            store.write_block(file, (name, k), arrays[name][k * store.BLOCK : (k + 1) * store.BLOCK])
+            store.write_block(file, (name, k), arrays[name][k * BLOCK : (k + 1) * BLOCK])
 
-    shapes, dtypes = (
-        {name: value(each) for name, each in arrays.items()} for value in (np.shape, lambda a: a.dtype.str)
-    )
-    store.grow(path, shapes, attributes, fill, dtypes=dtypes)
+    shapes = {name: each.shape for name, each in arrays.items()}
+    dtypes = {name: each.dtype.str for name, each in arrays.items()}
+    store.grow(path, shapes, as_json(attributes), fill, dtypes=dtypes)
 
 
 def _refuse_existing(path: Path) -> None:

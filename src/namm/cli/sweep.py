@@ -1,6 +1,6 @@
 """`namm sweep`: an experiment with every combination of some settings' values, and one table of what came out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -114,7 +114,7 @@ def _show(rows: "Sequence[Row]", out: Path) -> None:
     result_titles = (TITLES.get(name, name).replace("distance", "ℓ").replace("_", " ") for name in results)
     columns = [Column(Text(title), no_wrap=True) for title in (*titles, "status")]
     columns += [Column(Text(title), overflow="fold") for title in result_titles]
-    cells = (
+    cells: Iterator[tuple[str | Text, ...]] = (
         (
             *(str(row.values[name]) for name in varied),
             Text(row.status, "green" if row.error is None else "red"),

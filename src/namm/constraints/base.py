@@ -143,8 +143,9 @@ class Constraint(nn.Module, ABC):
         Data that break the rule do not raise here; `report.require_obeyed()` does.
 
         Args:
-            x: images (N, C, H, W), anywhere, also in a file (`namm.datasets.open_images`): each batch is brought to the device of the constraint's first parameter or
-                buffer, and the constraint stays there. One that holds neither computes where the images are.
+            x: images (N, C, H, W), anywhere, also in a file (`namm.datasets.open_images`): each batch is brought to the
+                device of the constraint's first parameter or buffer, and the constraint stays there. One that holds
+                neither computes where the images are.
             batch_size: images evaluated at a time.
             noise: standard deviation, in units of the data's own, of the Gaussian noise whose effect on ℓ the
                 floor is compared with. The draws are fixed: the same data give the same report.

@@ -160,13 +160,13 @@ def _load_network(folder: Path) -> nn.Module:
     config = folder / CONFIG
     if not config.is_file():
         raise CheckpointError(f"{config} does not exist: {folder.parent} is not a saved mirror map.")
-    require_sealed(folder, REMEDY)
     try:
         name = json.loads(config.read_text()).get("_class_name")
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{config} cannot be read ({error}): save the map anew.") from error
     if name not in NETWORKS:
         raise CheckpointError(f"{config} names the network {name!r}; known are {', '.join(NETWORKS)}.")
+    require_sealed(folder, REMEDY)
     try:
         network: nn.Module = NETWORKS[name].from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
