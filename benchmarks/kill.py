@@ -4,11 +4,11 @@
     python benchmarks/kill.py --random 100 --torchrun 20     # these kills as well
 
 A place is a durable call (a write, a flush, a rename, a new or a removed file or folder) with the lines of namm that
-lead to it, and the stage. An uninterrupted run of all stages, at a tiny size and with budgets in steps, tells which there
-are. Then a run like it is killed at the first call of each (a write with half of its bytes written), goes on to the end
-of that stage, and must leave what the uninterrupted one left, but for recorded times, and nothing else. At random
-moments kills come in chains, and each chain goes on to the report; two processes go on to the baseline. Prints a table,
-and exits with 1 where anything differs. What was tried before with the same folder is not tried again.
+lead to it, and the stage. An uninterrupted run of all stages, at a tiny size and with budgets in steps, tells which
+there are. Then a run like it is killed at the first call of each (a write with half of its bytes written), goes on to
+the end of that stage, and must leave what the uninterrupted one left, but for recorded times, and nothing else. At
+random moments kills come in chains, and each chain goes on to the report; two processes go on to the baseline. Prints a
+table, and exits with 1 where anything differs. What was tried before with the same folder is not tried again.
 """
 
 import builtins
@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import h5py
@@ -89,9 +90,10 @@ def tiny() -> Preset:
 
     network = NetworkSettings(filters=4, multipliers=(1,), blocks=1, attention=(), dropout=0.1, unshuffle=2)
     f = replace(s.map.f, filters=4, blocks=1, downsamplings=1)
+    data: Any = s.data
     settings = replace(
         s,
-        data=replace(s.data, size=8, n_train=72, n_val=8, n_test=16),
+        data=replace(data, size=8, n_train=72, n_val=8, n_test=16),
         map=short(replace(s.map, g=ForwardSettings(1, 4), f=f)),
         mdm=short(replace(s.mdm, network=network)),
         samples=replace(s.samples, n=8, n_val=4, sampler=sampler),
@@ -138,14 +140,15 @@ Place = tuple[str, ...]
 
 def place_of(call: str) -> Place | None:
     """Where this process is, if code of namm's brought it here."""
-    lines, stage, frame = [], "", sys._getframe(1)
+    lines, stage = [], ""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(SOURCE):
             lines.append(f"{path.relative_to(SOURCE).as_posix()}:{frame.f_lineno}")
         if frame.f_code.co_name == "_run_stage":
             stage = frame.f_locals["stage"].name
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return (stage, call, *reversed(lines)) if lines else None
 
 
@@ -240,7 +243,7 @@ class Watch:
                 self("create")
             return operation(path, flags, *arguments, **options)
 
-        os.open = opened  # type: ignore[assignment]
+        setattr(os, "open", opened)  # noqa: B010
 
 
 def all_places(folder: Path) -> list[Place]:

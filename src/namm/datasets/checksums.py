@@ -72,6 +72,14 @@ def require_rows(array: h5py.Dataset, rows: NDArray[np.int64] | None = None) -> 
     return array
 
 
+def has_mark(file: h5py.File, mark: str) -> bool:
+    """Whether a file has an attribute, which tells what kind of file it is; refused where that cannot be read."""
+    try:
+        return mark in file.attrs
+    except UNREADABLE as error:
+        raise DataError(_damaged(file, f"it cannot be read: {error}")) from error
+
+
 def seal_header(file: h5py.File) -> None:
     """Write the digest of everything that has no checksums and does not change any more."""
     file.attrs[SIGNATURE] = _header_digest(file)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from torch import Tensor
 
-from namm.datasets.checksums import require_rows
+from namm.datasets.checksums import has_mark, require_header, require_rows
 from namm.errors import DataError, UsageError
 
 Layout = Literal["NCHW", "NHWC"]
@@ -60,7 +60,9 @@ def open_images(path: str | Path, *, key: str | None = None, layout: str | None 
         return LazyImages(_map_npy(path, key), layout, path)
     file = open_hdf5(path)
     try:
-        ours = "namm_version" in file.attrs
+        ours = has_mark(file, "namm_version")
+        if ours:
+            require_header(file)
         name = "train" if ours and key is None else key
         array = file.get(name) if name else None
         if not isinstance(array, h5py.Dataset):

@@ -28,6 +28,7 @@ from namm.datasets.checksums import (
     UNWRITTEN,
     checksum,
     damaged_blocks,
+    has_mark,
     require_header,
     rows_per_block,
     seal_header,
@@ -171,10 +172,9 @@ class GrownFile:
         """Open `path`; one without the attribute `mark` is refused with what it is `otherwise`."""
         self.path = Path(path)
         self._file = open_hdf5(self.path)
-        if mark not in self._file.attrs:
-            self._file.close()
-            raise DataError(f"{self.path} was not written by {otherwise}")
         try:
+            if not has_mark(self._file, mark):
+                raise DataError(f"{self.path} was not written by {otherwise}")
             require_header(self._file)
         except DataError:
             self._file.close()
