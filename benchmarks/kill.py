@@ -12,6 +12,7 @@ table, and exits with 1 where anything differs. What was tried before with the s
 """
 
 import builtins
+import errno
 import io
 import json
 import os
@@ -41,6 +42,7 @@ from safetensors import safe_open
 import namm
 import namm.experiments.engine.stages.report  # all that children need: importing is what costs seconds
 import namm.experiments.engine.stages.samples
+from namm.errors import NammError
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings
 from namm.experiments.engine.stages import MAIN_LINE, stages_until
@@ -69,6 +71,8 @@ class Options:
     """Places, evenly spread over all there are; all of them by default."""
     random: int = 0
     """Kills at random moments, five in a row."""
+    full: int = 0
+    """Places, evenly spread over those that need room, at which the disk is full, and stays so until the run ends."""
     torchrun: int = 0
     """Kills of one of two processes under torchrun, or of both, five in a row."""
     seed: int = 0
@@ -152,6 +156,10 @@ def place_of(call: str) -> Place | None:
     return (stage, call, *reversed(lines)) if lines else None
 
 
+NEED_ROOM = {"write", "create", "mkdir", "__setitem__", "create_dataset", "flush", "save_file"}
+"""Calls that a full disk refuses."""
+
+
 class Watched:
     """An open file whose writes are watched."""
 
@@ -183,13 +191,14 @@ class Watched:
 
 
 class Watch:
-    """Is called before every durable call; knows all places, or kills this process at one of them.
+    """Is called before every durable call; knows all places, or ends this process or the room on the disk at one of them.
 
     For a process that ends soon: what it wraps stays wrapped.
     """
 
-    def __init__(self, kill_at: Place | None = None) -> None:
-        self.kill_at, self.calls = kill_at, Counter[Place]()
+    def __init__(self, kill_at: Place | None = None, full_at: Place | None = None) -> None:
+        self.kill_at, self.full_at, self.calls = kill_at, full_at, Counter[Place]()
+        self.is_full = False
         for name in ("replace", "rename", "link", "fsync", "rmdir", "chmod"):
             self._wrap(os, name)
         for name in ("unlink", "remove"):
@@ -212,6 +221,9 @@ class Watch:
         if place == self.kill_at:
             half()
             os.kill(os.getpid(), signal.SIGKILL)
+        self.is_full |= place == self.full_at
+        if self.is_full and call in NEED_ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _wrap(self, owner: Any, name: str, does_something: Callable[..., bool] = lambda *_, **__: True) -> None:
         operation = getattr(owner, name)
@@ -267,23 +279,20 @@ def all_places(folder: Path) -> list[Place]:
 # What they leave
 
 
-def differences(one: Path, other: Path, stages: Sequence[str]) -> list[str]:
+def differences(one: Path, other: Path, last: str) -> list[str]:
     """What differs between two runs up to a stage, but for times; the names of files that only one of them has."""
-    a, b = (_files(folder, stages) for folder in (one, other))
+    a, b = (_files(folder, last) for folder in (one, other))
     found = [f"only in {one.name}: {name}" for name in sorted(a - b)]
     found += [f"only in {other.name}: {name}" for name in sorted(b - a)]
     return found + [name for name in sorted(a & b) if _content(one / name) != _content(other / name)]
 
 
-def _files(folder: Path, stages: Sequence[str]) -> set[str]:
-    """All that is in a run but the stages that were not asked for; folders that are empty, too."""
-    names = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file() or not any(path.iterdir())}
-    known = {stage.name for stage in stages_until(MAIN_LINE, tiny().settings)}
-    return {
-        name.as_posix()
-        for name in names
-        if name.parts[0] not in known - set(stages) and not UNCOMPARED.search(name.name)
-    }
+def _files(folder: Path, last: str) -> set[str]:
+    """All that is in a run but the stages after the last; folders that are empty, too."""
+    found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file() or not any(path.iterdir())}
+    every = [stage.name for stage in stages_until(MAIN_LINE, tiny().settings)]
+    later = every[every.index(last) + 1 :]
+    return {name.as_posix() for name in found if name.parts[0] not in later and not UNCOMPARED.search(name.name)}
 
 
 def _content(path: Path) -> Any:
@@ -370,27 +379,48 @@ class Results:
 
 
 def kill_at(place: Place, whole: Path, folder: Path) -> list[str]:
-    """Kill a run there, let it go on, and compare it; stages before that one are copied from the whole run."""
-    stage, names = place[0], [each.name for each in stages_until(MAIN_LINE, tiny().settings)]
-    last = stage or names[0]
-    shutil.rmtree(folder, ignore_errors=True)
-    if stage:
-        shutil.copytree(whole, folder, ignore=lambda at, _: names[names.index(stage) :] if Path(at) == whole else [])
+    """Kill a run there, let it go on, and compare it."""
+    last = _up_to(place, whole, folder)
 
     def die() -> None:
         Watch(place)
         go(folder, last)
 
-    if (code := exit_code(forked(die))) != -signal.SIGKILL:
-        return [f"was not killed (exit code {code})"]
-    return finished(folder, whole, last, names[: names.index(last) + 1])
+    code = exit_code(forked(die))
+    return finished(folder, whole, last) if code == -signal.SIGKILL else [f"was not killed (exit code {code})"]
 
 
-def finished(folder: Path, whole: Path, last: str, stages: Sequence[str]) -> list[str]:
+def full_at(place: Place, whole: Path, folder: Path) -> list[str]:
+    """Let a run meet a full disk there, go on when there is room again, and compare it."""
+    last = _up_to(place, whole, folder)
+
+    def fail() -> None:
+        Watch(full_at=place)
+        try:
+            go(folder, last)
+        except NammError as error:
+            os._exit(3 if "No space left" in str(error) else 4)
+
+    code = exit_code(forked(fail))
+    return finished(folder, whole, last) if code == 3 else [f"did not end with a sentence (exit code {code})"]
+
+
+def _up_to(place: Place, whole: Path, folder: Path) -> str:
+    """Copy from the whole run what comes before a place's stage, and return the stage, or the first of all."""
+    names = [each.name for each in stages_until(MAIN_LINE, tiny().settings)]
+    shutil.rmtree(folder, ignore_errors=True)
+    if not place[0]:
+        return names[0]
+    later = names[names.index(place[0]) :]
+    shutil.copytree(whole, folder, ignore=lambda at, _: later if Path(at) == whole else [])
+    return place[0]
+
+
+def finished(folder: Path, whole: Path, last: str = MAIN_LINE) -> list[str]:
     """Let a run come to the end of a stage, and compare it with the whole one."""
     if code := exit_code(forked(lambda: go(folder, last))):
         return [f"could not go on (exit code {code})"]
-    return differences(folder, whole, stages)
+    return differences(folder, whole, last)
 
 
 def kill_at_random(rng: random.Random, whole: Path, folder: Path, longest: float, kills: int) -> tuple[int, list[str]]:
@@ -402,11 +432,13 @@ def kill_at_random(rng: random.Random, whole: Path, folder: Path, longest: float
         time.sleep(rng.uniform(0, longest))
         os.kill(pid, signal.SIGKILL)
         done += exit_code(pid) == -signal.SIGKILL
-    stages = [each.name for each in stages_until(MAIN_LINE, tiny().settings)]
-    return done, finished(folder, whole, MAIN_LINE, stages)
+    return done, finished(folder, whole)
 
 
 # Two processes
+
+TWO_UNTIL = "dm"
+"""The last stage in which processes work together, but for drawing samples, as in `samples`."""
 
 
 def torchrun(folder: Path) -> subprocess.Popen[str]:
@@ -429,7 +461,7 @@ def worker(folder: Path) -> None:
 
     folder.with_name(f"{folder.name}.rank{os.environ['RANK']}").write_text(str(os.getpid()))
     with rank_zero_output():
-        go(folder, "dm")
+        go(folder, TWO_UNTIL)
 
 
 def kill_two(rng: random.Random, whole: Path, folder: Path, longest: float, kills: int) -> tuple[int, list[str]]:
@@ -455,8 +487,7 @@ def kill_two(rng: random.Random, whole: Path, folder: Path, longest: float, kill
     _, said = process.communicate()
     if process.returncode:
         return done, [f"could not go on: {said[-500:]}"]
-    stages = [each.name for each in stages_until("dm", tiny().settings)]
-    return done, differences(folder, whole, stages)
+    return done, differences(folder, whole, TWO_UNTIL)
 
 
 # All of it
@@ -479,13 +510,22 @@ def main() -> int:
 
 
 def try_places(places: Sequence[Place], options: Options, whole: Path, results: Results) -> None:
-    """A kill at each place, or at some of them."""
-    count = len(places) if options.places is None else min(options.places, len(places))
-    for k in range(count):
-        place = places[k * len(places) // count]
-        name = " ".join(place)
-        if not results.has("place", name):
-            results.add(Found("place", name, 1, tuple(kill_at(place, whole, options.out / "killed"))))
+    """A kill at each place, or at some of them; a full disk at some of those that need room."""
+    need_room = [place for place in places if place[1] in NEED_ROOM]
+    count = len(places) if options.places is None else options.places
+    for kind, attempt, among, asked in (
+        ("place", kill_at, places, count),
+        ("full", full_at, need_room, options.full),
+    ):
+        for place in spread(among, asked):
+            if not results.has(kind, name := " ".join(place)):
+                results.add(Found(kind, name, 1, tuple(attempt(place, whole, options.out / "killed"))))
+
+
+def spread(places: Sequence[Place], count: int) -> list[Place]:
+    """So many of the places, evenly spread."""
+    count = min(count, len(places))
+    return [places[k * len(places) // count] for k in range(count)]
 
 
 def try_at_random(options: Options, whole: Path, results: Results, rng: random.Random) -> None:
@@ -518,12 +558,13 @@ def try_two(options: Options, results: Results, rng: random.Random) -> None:
 def report(places: Sequence[Place], results: Results) -> int:
     """The table; 1 where anything differs."""
     rows = []
-    for kind in ("place", "random", "torchrun"):
+    for kind in ("place", "full", "random", "torchrun"):
         found = [each for each in results.all if each.kind == kind]
         wrong = sum(bool(each.differences) for each in found)
-        sites = str(len(places)) if kind == "place" else "–"
+        there = {"place": len(places), "full": sum(place[1] in NEED_ROOM for place in places)}
+        sites = str(there.get(kind, "–"))
         rows.append((kind, sites, str(sum(each.kills for each in found)), str(len(found)), str(wrong)))
-    print_table(["kills at", "places there are", "kills", "comparisons", "with differences"], rows)
+    print_table(["kind", "places there are", "kills or failures", "comparisons", "with differences"], rows)
     return int(any(found.differences for found in results.all))
 
 

@@ -104,9 +104,13 @@ class CheckpointFolder:
         """Write the checkpoint of `step` and drop the oldest beyond `keep`."""
         path = self.folder / f"step-{step:09d}.safetensors"
         write(path, checkpoint)
+        self.prune()
+        return path
+
+    def prune(self) -> None:
+        """Drop the oldest checkpoints beyond `keep`; a killed process may have left more."""
         for old in self.paths()[: -self.keep]:
             old.unlink()
-        return path
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that can be read; a damaged one is reported and the one before it tried."""

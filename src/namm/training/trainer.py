@@ -15,6 +15,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -29,13 +30,13 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe, in_chunks, to_tensor
-from namm.errors import Interrupted, MemoryShortage, TrainingError, UsageError
+from namm.errors import Interrupted, MemoryShortage, NammWarning, TrainingError, UsageError
 from namm.files import Claim, owned, sweep, write_json
 from namm.formatting import html_table
 from namm.gpu import Recorded, can_record, compile_options, use_channels_last
 from namm.memory import peak, reset_peak, shortage, step_on_copies
 from namm.numerics import autocast, backends, fold, generator, seed_torch
-from namm.training.checkpoint import CheckpointFolder, write
+from namm.training.checkpoint import Checkpoint, CheckpointFolder, write
 from namm.training.log import Log, LossAverages, installed_trackers
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import (
@@ -273,6 +274,16 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         if checkpoint is not None:
             self.state.restore(checkpoint)
+            if self.accelerator.is_main_process:
+                self.checkpoints.prune()
+            began = checkpoint.facts.get("processes", self.world)  # version 0.1 kept none
+            if began != self.world and self.accelerator.is_main_process:
+                warnings.warn(
+                    f"{self.title} goes on with {self.world} processes and was saved by {began}: it sees the same "
+                    "images and noise, but rounding and dropout differ, so it will not end with the same bits.",
+                    NammWarning,
+                    stacklevel=2,
+                )
         return checkpoint is not None
 
     # How many steps
@@ -429,7 +440,9 @@ class Trainer:
 
     def _save(self) -> None:
         if self.checkpoints and self.accelerator.is_main_process:
-            self.checkpoints.save(self.state.step, self.state.checkpoint())
+            kept = self.state.checkpoint()
+            facts = {**kept.facts, "processes": self.world}
+            self.checkpoints.save(self.state.step, Checkpoint(kept.tensors, facts))
 
     def _snapshot(self) -> None:
         if self.folder and self.accelerator.is_main_process:
