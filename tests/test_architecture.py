@@ -22,6 +22,8 @@ ORDER = [
         "hdf5",
         "hdf5_inspector",
         "files",
+        "digests",
+        "weights_file",
         "precision",
         "numerics",
         "gpu",

@@ -13,7 +13,7 @@ import pytest
 
 from namm.datasets.store import grow, write_block
 from namm.errors import FolderInUseError, RunFolderError
-from namm.files import Claim, only_writer, owned, write_atomically
+from namm.files import Claim, only_writer, owned, publish, sweep, write_atomically
 from namm.training.log import open_metrics
 
 CONTENT = "years of work"
@@ -138,3 +138,30 @@ def test_a_log_is_not_begun_through_a_link(precious):
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl is a link"):
         open_metrics(precious.parent / "run" / "metrics.jsonl", after_step=0)
     assert not target.exists()
+
+
+def test_files_of_other_libraries_get_the_modes_of_ours(tmp_path):
+    draft = tmp_path / ".map.partial"
+    (draft / "g").mkdir(parents=True)
+    for name in ("config.json", "g/weights"):
+        descriptor = os.open(draft / name, os.O_WRONLY | os.O_CREAT, 0o600)  # as tempfile and safetensors do
+        os.close(descriptor)
+    before = os.umask(0o027)
+    try:
+        publish(draft, tmp_path / "map")
+    finally:
+        assert os.umask(before) == 0o027
+    modes = [stat.S_IMODE((tmp_path / "map" / name).stat().st_mode) for name in ("config.json", "g/weights")]
+    assert modes == [0o640, 0o640]
+    assert not draft.exists()
+
+
+def test_only_leftovers_are_swept(precious):
+    run = precious.parent / "run"
+    for name in (".a.json.7.partial", "map/training/.b.8.partial", "map/.new.partial/g/x", "data/images.h5.partial"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("{")
+    (run / ".link.partial").symlink_to(precious.parent)
+    sweep(run)
+    assert sorted(path.name for path in run.rglob("*") if path.is_file()) == ["images.h5.partial"]
+    assert precious.read_text() == CONTENT

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from namm.constraints.contract import ConstraintReport
 from namm.evaluation.scores import DistanceSummary, Scores
@@ -60,6 +61,15 @@ def test_a_table_on_the_terminal(capsys):
     assert title.strip() == "runs/a"
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
     assert rows == [["data", "4.7·10⁻⁸"], ["samples", "–"]]
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(capsys):
+    name = "runs/[red]a[/red] :heart: [/]"
+    print_table(["run", "[bold]x"], [(name, Text("good", "green"))], title=name, width=80)
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.strip() == name
+    assert [cell.strip() for cell in lines[1].split("┃")[1:-1]] == ["run", "[bold]x"]
+    assert [cell.strip() for cell in lines[3].split("│")[1:-1]] == [name, "good"]
 
 
 class Cells(HTMLParser):

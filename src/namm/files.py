@@ -18,7 +18,8 @@ no name ever stands for a part. Nothing is written through a link, which may lea
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ from namm.errors import FolderInUseError, RunFolderError
 from namm.reading import REASON, damage_as, load_json, read_text
 
 LOCK = ".lock"
+PARTIALS = ".*.partial"
+"""Names of what is being written and has no use for anybody else."""
 
 # Writing
 
@@ -54,26 +57,65 @@ def write_json(path: Path, value: Any, mode: int = 0o666) -> None:
 
 def remove_partials(folder: Path) -> None:
     """Remove what a killed process had begun to write here with `write_atomically`. For the folder's one writer."""
-    for leftover in folder.glob(".*.partial"):
+    for leftover in folder.glob(PARTIALS):
         if leftover.is_file():
             leftover.unlink()
 
 
+def sweep(folder: Path) -> None:
+    """Remove what killed processes had begun to write here or in any folder below. For the one writer of them all.
+
+    What work goes on from is no leftover and has no hidden name: `images.h5.partial`.
+    """
+    for leftover in sorted(folder.rglob(PARTIALS)):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)  # it may have been in a folder that is gone
+
+
+def settle(files: Iterable[Path]) -> None:
+    """Bring files that somebody else's code wrote to the disk, with the modes that ours have.
+
+    Libraries make files that nobody but the user may read, and leave it to the system when to write them.
+    """
+    mode, folders = 0o666 & ~_umask(), set()
+    for path in files:
+        path.chmod(mode)
+        _flush(path)
+        folders.add(path.parent)
+    for folder in folders:
+        _flush(folder)
+
+
+def _umask() -> int:
+    before = os.umask(0o077)  # there is no way to read it but to set it
+    os.umask(before)
+    return before
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def publish(partial: Path, path: Path) -> None:
-    """Give a complete file its name, once its bytes are on the disk."""
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
+    """Give a complete file, or folder of files, its name, once its bytes are on the disk."""
+    if partial.is_dir():
+        settle(path for path in partial.rglob("*") if path.is_file())
+    else:
+        _flush(partial)
     rename_durably(partial, path)
 
 
 def rename_durably(source: Path, target: Path) -> None:
     """Rename a file or folder, and wait until the entry in its folder is on disk too."""
     source.replace(target)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    _flush(target.parent)
 
 
 def beside(path: Path, suffix: str) -> Path:

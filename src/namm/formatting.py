@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Column
+    from rich.text import Text
 
 ABSENT = "–"
 """What stands where nothing was measured."""
@@ -42,15 +43,23 @@ def format_estimate(mean: float, error: float, spec: str = ".3g", error_spec: st
 
 
 def print_table(
-    columns: Sequence["str | Column"], rows: Iterable[Sequence[str]], *, title: str | None = None, width: int = 0
+    columns: Sequence["str | Column"], rows: Iterable[Sequence["str | Text"]], *, title: str = "", width: int = 0
 ) -> None:
-    """Print a table on the terminal; `width` columns wide where that is given."""
-    from rich.console import Console
-    from rich.table import Table
+    """Print a table on the terminal; `width` columns wide where that is given.
 
-    table = Table(*columns, title=title, title_justify="left")
+    Strings are printed as they are: names of runs and files may hold what rich takes for markup, such as `[red]`.
+    """
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    def literal(cell: str | Text) -> Text:
+        return Text(cell) if isinstance(cell, str) else cell
+
+    headers = (each if isinstance(each, Column) else Column(literal(each)) for each in columns)
+    table = Table(*headers, title=Text(title, "table.title") if title else None, title_justify="left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(literal, row))
     Console(width=width or None).print(table)
 
 

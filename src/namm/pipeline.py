@@ -28,17 +28,20 @@ import namm.maps.resnet
 import namm.maps.rulenet  # noqa: F401
 from namm.constraints.base import Constraint, FunctionConstraint
 from namm.constraints.description import describe, rebuild
+from namm.digests import digests_of, sha256
 from namm.errors import CheckpointError, NammError, UsageError
 from namm.evaluation.verdict import Verdict
 from namm.exact import polish as polish_images
-from namm.files import write_atomically, write_json
+from namm.files import settle, write_atomically, write_json
 from namm.generative.base import GenerativeModel
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.generative.samplers import DPMSolver, Sampler, UniPC
 from namm.generative.schedules import VPSDE, Epsilon, Prediction, Velocity
 from namm.maps import IdentityMap, MirrorMap
+from namm.maps.mirror import forget_origin
 from namm.reading import load_json
+from namm.weights_file import require_finite
 
 INDEX = "model_index.json"
 PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": Velocity()}  # diffusers' names
@@ -217,12 +220,11 @@ class NAMMPipeline(DiffusionPipeline):
             self.network = network
         files = [path for name in self.components for path in _files(folder / name)]
         for path in (*(path for path in files if path.suffix == ".json"), folder / INDEX):
-            config = json.loads(path.read_text())
-            if config.pop("_name_or_path", None):  # where a loaded part came from is nobody else's business
-                write_json(path, config)
+            forget_origin(path)
         write_atomically(folder / "README.md", self.model_card())
+        settle([*files, folder / INDEX])
         index = json.loads((folder / INDEX).read_text())
-        index["_files"] = {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
+        index["_files"] = digests_of(folder, files)
         write_json(folder / INDEX, index | {"_sha256": _index_sha256(index)})
 
     @classmethod
@@ -233,7 +235,11 @@ class NAMMPipeline(DiffusionPipeline):
         options = options | {"use_safetensors": True, "local_files_only": True}
         try:
             options["constraint"] = _as_rule(options.get("constraint", index["constraint"]))
-            return cast(Self, super().from_pretrained(str(folder), **options))
+            pipeline = cast(Self, super().from_pretrained(str(folder), **options))
+            for name, part in pipeline.components.items():
+                if isinstance(part, nn.Module):
+                    require_finite(part, str(folder / name))
+            return pipeline
         except NammError:
             raise
         except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
@@ -337,11 +343,6 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _index_sha256(index: Mapping[str, Any]) -> str:
     content = json.dumps({key: index[key] for key in index if key != "_sha256"}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
@@ -364,7 +365,7 @@ def _verified_index(folder: Path) -> dict[str, Any]:
     there = {file.relative_to(folder).as_posix() for part in index for file in _files(folder / part)}
     problems = {
         "missing": known.keys() - there,
-        "changed": {name for name in known.keys() & there if _sha256(folder / name) != known[name]},
+        "changed": {name for name in known.keys() & there if sha256(folder / name) != known[name]},
         "foreign": there - known.keys(),
     }
     if listed := "; ".join(f"{kind}: {', '.join(sorted(names))}" for kind, names in problems.items() if names):

@@ -101,7 +101,7 @@ def test_what_is_no_counter_is_refused(tmp_path):
     content = (tmp_path / "good.safetensors").read_bytes()
     for name, bad in (("short", content[:-100]), ("empty", b""), ("text", b"no tensors, just words " * 10)):
         (tmp_path / name).write_bytes(bad)
-        with pytest.raises(CheckpointError, match=f"{name} is truncated or not a counter"):
+        with pytest.raises(CheckpointError, match=f"{name} is truncated or not one of ours"):
             Counter.load(tmp_path / name)
     save_file({"x": torch.zeros(1)}, tmp_path / "foreign")
     with pytest.raises(CheckpointError, match="not a counter that namm saved"):

@@ -83,7 +83,7 @@ def in_a_fork(work, *arguments) -> int:
 
 def write_and_die(path: Path, at: int) -> None:
     """Write, and be killed when block number `at` of this attempt has its values but not yet its checksum."""
-    checksum, left = store._checksum, at
+    checksum, left = store.checksum, at
 
     def dying(rows):
         nonlocal left
@@ -92,7 +92,7 @@ def write_and_die(path: Path, at: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return checksum(rows)
 
-    store._checksum = dying
+    store.checksum = dying
     write(path)
 
 

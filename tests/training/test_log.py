@@ -1,5 +1,7 @@
 """What a log line says of the steps since the last one."""
 
+import json
+
 import pytest
 import torch
 
@@ -31,3 +33,20 @@ def test_the_first_loss_that_is_not_finite_is_remembered():
     fine = LossAverages()
     fine.add(dict(reversed(losses(1.0, float("nan")).items())), step=7)  # known by its name, not by its place
     assert fine.first_not_finite() is None
+
+
+def test_averages_go_on_from_json_to_the_bit():
+    values = [(0.1 * k, 1e8 + k / 7) for k in range(9)]
+    whole, first = LossAverages(), LossAverages()
+    for value in values:
+        whole.add(losses(*value))
+    for value in values[:4]:
+        first.add(losses(*value))
+    rest = LossAverages.from_json(json.loads(json.dumps(first.as_json())), torch.device("cpu"))
+    for value in values[4:]:
+        rest.add(losses(*value))
+    assert {name: float(mean) for name, mean in rest.means().items()} == {
+        name: float(mean) for name, mean in whole.means().items()
+    }
+    assert LossAverages.from_json({}, torch.device("cpu")).means() == {}
+    assert LossAverages.from_json(LossAverages().as_json(), torch.device("cpu")).means() == {}

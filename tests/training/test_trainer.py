@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from namm.errors import Interrupted, RunFolderError, TrainingError, UsageError
+from namm.errors import Interrupted, NammWarning, RunFolderError, TrainingError, UsageError
 from namm.files import owned
 from namm.gpu import Recorded
 from namm.training import checkpoint
@@ -120,6 +120,47 @@ def test_a_signal_saves_and_stops_and_the_same_call_goes_on_to_the_same_bits(tmp
     assert result.steps == 40
     steps = [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert steps == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("every", [4, 16])
+def test_lines_of_the_log_are_those_of_an_uninterrupted_training(tmp_path, every):
+    """Three resumptions within an epoch of 32 steps, none of them at a line."""
+    chosen = {"settings": settings(batch_size=2, log_every=every, checkpoint_seconds=1000.0), "validation": DATA}
+    plain, _ = fit(folder=tmp_path / "whole", **chosen)
+    for step in (6, 13, 19):
+        with pytest.raises(Interrupted, match=f"step {step} of 40"):
+            fit(StopsAt(step), folder=tmp_path / "stopped", **chosen)
+    resumed, _ = fit(folder=tmp_path / "stopped", **chosen)
+    assert torch.equal(resumed.mean, plain.mean)
+    whole, stopped = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "stopped"))
+    assert len(whole) > 2
+    for timed in ("seconds", "images_per_second"):
+        for line in (*whole, *stopped):
+            del line[timed]
+    assert stopped == whole
+
+
+def test_another_number_of_processes_on_resumption_is_said(tmp_path, monkeypatch):
+    with pytest.raises(Interrupted):
+        fit(StopsAt(17), folder=tmp_path)
+    folder = checkpoint.CheckpointFolder(tmp_path / "checkpoints")
+    kept = folder.latest()
+    assert kept.facts["processes"] == 1
+    folder.save(17, checkpoint.Checkpoint(kept.tensors, {**kept.facts, "processes": 4}))
+    with pytest.warns(NammWarning, match="goes on with 1 processes and was saved by 4"):
+        fit(folder=tmp_path)
+
+
+def test_leftovers_of_a_killed_training_are_swept(tmp_path):
+    with pytest.raises(Interrupted):
+        fit(StopsAt(17), folder=tmp_path)
+    for name in ("milestones/.step-1.safetensors.7.partial", "checkpoints/.a.7.partial", ".result.json.7.partial"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{")
+    (tmp_path / ".mirror.partial" / "g").mkdir(parents=True)
+    (tmp_path / "kept.partial").write_text("")
+    fit(folder=tmp_path)
+    assert [path.name for path in tmp_path.rglob("*.partial")] == ["kept.partial"]
 
 
 def test_signal_handlers_are_put_back():

@@ -81,7 +81,7 @@ def test_trouble_with_the_disk_is_not_taken_for_damage(tmp_path, monkeypatch):
     def broken(*arguments, **options):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("namm.training.checkpoint.safe_open", broken)
+    monkeypatch.setattr("namm.weights_file.safe_open", broken)
     with pytest.raises(OSError, match="Input/output"):
         folder.latest()
     assert len(folder.paths()) == 1
@@ -105,3 +105,11 @@ def test_only_the_last_few_are_kept(tmp_path):
 
 def test_no_checkpoint(tmp_path):
     assert CheckpointFolder(tmp_path / "nothing").latest() is None
+
+
+def test_a_checkpoint_that_a_killed_process_did_not_remove_is_removed(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=9)
+    for step in range(5):
+        folder.save(step, Checkpoint(TENSORS, {}))
+    CheckpointFolder(tmp_path, keep=3).prune()
+    assert [path.stem for path in folder.paths()] == [f"step-{step:09d}" for step in (2, 3, 4)]

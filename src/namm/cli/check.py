@@ -63,13 +63,15 @@ def main(arguments: list[str]) -> None:
 
     import torch
 
-    from namm.datasets import read_images
+    from namm.datasets import open_images, read_images
     from namm.datasets.batches import check_values
+    from namm.datasets.readers import is_lazy
     from namm.experiments.engine.user_rule import blamed_on
     from namm.report.figures import save, worst_residual_figure
 
     rule = named_rule(name, options.rule)
-    images = read_images(options.file, key=options.key, layout=options.layout)
+    is_there = is_lazy(options.file) and options.file.exists()
+    images = (open_images if is_there else read_images)(options.file, key=options.key, layout=options.layout)
     notes = check_values(images, "images")
     with blamed_on(name):
         report = rule.check(images, noise=options.noise)

@@ -153,7 +153,7 @@ def _run_rows(run: Path) -> dict[str, Row]:
     record = records[stage.name]
     when = "before" if done_before else f"in {format_number(record.seconds, '.1f')} s"
     log(f"evaluate done {when}  {summary(stage, record.results)}")
-    file = run / stage.name / METRICS
+    file = complete_stage(run, stage.name) / METRICS
     with damage_as(RunFolderError, f"{file} cannot be read ({REASON}): move it away, and it is made anew."):
         rows = load_json(file)["rows"]
         return {name: rows[name] for name in ROWS if name in rows}

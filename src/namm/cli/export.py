@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
 
     from namm.experiments.engine.run_parts import RunParts
     from namm.experiments.engine.stages.evaluate import run_verdict
-    from namm.files import rename_durably
+    from namm.files import publish
     from namm.pipeline import NAMMPipeline
 
     trained = RunParts.load(run)
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     pipeline.save_pretrained(draft, half=options.half)
     if folder.exists():
         folder.rmdir()
-    rename_durably(draft, folder)
+    publish(draft, folder)
     print(f"{options.model} of {run}, {THROUGH[stage]}, is in {folder}")
     if verdict is not None:
         print("\n".join(verdict.lines()))

@@ -7,7 +7,6 @@ Polished images bring their certificate: before, after, moved, iterations and ro
 they were made from, the figures and the verdict, so that `SampleFile` and every command that reads images reads them.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -73,10 +72,11 @@ def main(arguments: list[str]) -> None:
     from namm.experiments.engine.folder import is_complete
     from namm.experiments.engine.run_parts import RunParts
     from namm.experiments.engine.stages.data import images_file
-    from namm.files import only_writer
+    from namm.files import beside, only_writer
 
     with only_writer(options.out):  # said now, and not after all the work
         _refuse_existing(options.out)
+        beside(options.out, ".partial").unlink(missing_ok=True)  # of a call that was killed
     trained = RunParts.load(run)
     stage = options.stage or ("finetune" if is_complete(run, "finetune") else "map")
     mirror, rule = trained.mirror(stage), trained.rule()
@@ -172,8 +172,10 @@ def _write(path: Path, made: Made, about: Mapping[str, Any]) -> None:
     import numpy as np
 
     from namm._version import __version__
+    from namm.datasets import store
+    from namm.datasets.base import BLOCK
     from namm.exact.certificate import ARRAYS
-    from namm.files import beside, only_writer, publish
+    from namm.files import as_json
 
     arrays = {"images": made.images.astype(np.float32, copy=False), "distances": made.distances}
     attributes = {"samples": len(made.images), **about, "namm_version": __version__}
@@ -184,16 +186,14 @@ def _write(path: Path, made: Made, about: Mapping[str, Any]) -> None:
     if made.certificate is not None:
         arrays |= {name: getattr(made.certificate, name) for name in ARRAYS}
         attributes |= {"floor": made.certificate.floor, "certificate": made.certificate.summary()}
-    with only_writer(path):
-        _refuse_existing(path)
-        partial = beside(path, ".partial")
-        partial.unlink(missing_ok=True)  # of a call that was killed, or a link, which h5py would write through
-        with h5py.File(partial, "w") as file:
-            for name, values in arrays.items():
-                file[name] = values
-            for name, value in attributes.items():
-                file.attrs[name] = json.dumps(value) if isinstance(value, Mapping) else value
-        publish(partial, path)
+
+    def fill(file: h5py.File, blocks: list[store.Block]) -> None:
+        for name, k in blocks:
+            store.write_block(file, (name, k), arrays[name][k * BLOCK : (k + 1) * BLOCK])
+
+    shapes = {name: each.shape for name, each in arrays.items()}
+    dtypes = {name: each.dtype.str for name, each in arrays.items()}
+    store.grow(path, shapes, as_json(attributes), fill, dtypes=dtypes)
 
 
 def _refuse_existing(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from rich.text import Text
+
 from namm.cli.options import RunName, parse
 from namm.experiments.engine.folder import describe_run, find_run, stage_states
 from namm.formatting import format_number, print_table
@@ -31,7 +33,7 @@ def main(arguments: list[str]) -> None:
     rows = (
         (
             stage.folder,
-            f"[{COLOURS[stage.state]}]{stage.state}[/]",
+            Text(stage.state, COLOURS[stage.state]),
             "" if stage.seconds is None else format_number(stage.seconds, ".1f"),
             stage.results,
         )

@@ -1,10 +1,11 @@
 """`namm sweep`: an experiment with every combination of some settings' values, and one table of what came out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from rich.table import Column
+from rich.text import Text
 
 from namm.cli import HELP
 from namm.cli.options import (
@@ -111,12 +112,12 @@ def _show(rows: "Sequence[Row]", out: Path) -> None:
     last_parts = [name.rpartition(".")[2] for name in varied]
     titles = last_parts if len(set(last_parts)) == len(varied) else varied
     result_titles = (TITLES.get(name, name).replace("distance", "ℓ").replace("_", " ") for name in results)
-    columns = [Column(title, no_wrap=True) for title in (*titles, "status")]
-    columns += [Column(title, overflow="fold") for title in result_titles]
-    cells = (
+    columns = [Column(Text(title), no_wrap=True) for title in (*titles, "status")]
+    columns += [Column(Text(title), overflow="fold") for title in result_titles]
+    cells: Iterator[tuple[str | Text, ...]] = (
         (
             *(str(row.values[name]) for name in varied),
-            f"[{'green' if row.error is None else 'red'}]{row.status}[/]",
+            Text(row.status, "green" if row.error is None else "red"),
             *(_figure(row.results.get(name)) for name in results),
         )
         for row in rows

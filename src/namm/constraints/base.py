@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from namm.constraints.contract import (
     ConstraintReport,
+    StoredImages,
     examine,
     finite_number,
     is_device_mismatch,
@@ -136,14 +137,15 @@ class Constraint(nn.Module, ABC):
     def _defines(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(Constraint, method)
 
-    def check(self, x: Tensor, *, batch_size: int = 256, noise: float = 0.1) -> ConstraintReport:
+    def check(self, x: Tensor | StoredImages, *, batch_size: int = 256, noise: float = 0.1) -> ConstraintReport:
         """Measure the constraint on data that should obey it; refuse a constraint that breaks its contract.
 
         Data that break the rule do not raise here; `report.require_obeyed()` does.
 
         Args:
-            x: images (N, C, H, W), anywhere: each batch is brought to the device of the constraint's first parameter or
-                buffer, and the constraint stays there. One that holds neither computes where the images are.
+            x: images (N, C, H, W), anywhere, also in a file (`namm.datasets.open_images`): each batch is brought to the
+                device of the constraint's first parameter or buffer, and the constraint stays there. One that holds
+                neither computes where the images are.
             batch_size: images evaluated at a time.
             noise: standard deviation, in units of the data's own, of the Gaussian noise whose effect on ℓ the
                 floor is compared with. The draws are fixed: the same data give the same report.

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -117,6 +117,18 @@ class ConstraintReport:
         return html_table(f"{self.name} on {self.n} images", rows.items())
 
 
+@runtime_checkable
+class StoredImages(Protocol):
+    """Images (N, C, H, W) that are read from a file slice by slice, such as `namm.datasets.LazyImages`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> Tensor: ...
+
+    def pieces(self) -> list[slice]:
+        """Slices that cover all of them, each small enough for memory."""
+
+
 def finite_number(value: object) -> float | None:
     """`value` as a float, or None if it is not a finite real number."""
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -165,15 +177,16 @@ def require_per_image(value: object, x: Tensor, rule: Constraint) -> Tensor:
     return value
 
 
-def examine(rule: Constraint, x: Tensor, *, batch_size: int, noise: float) -> ConstraintReport:
+def examine(rule: Constraint, x: Tensor | StoredImages, *, batch_size: int, noise: float) -> ConstraintReport:
     """Measure `rule` on images x: (N, C, H, W), as `Constraint.check` describes."""
     if batch_size < 1 or not (0 < noise < math.inf):
         raise UsageError(f"check needs batch_size ≥ 1 and a finite noise > 0, got {batch_size} and {noise}.")
-    x = require_images(x, rule).detach()
+    if isinstance(x, Tensor) or not isinstance(x, StoredImages):
+        x = require_images(x, rule).detach()
     if len(x) == 0:
-        raise DataError(f"{rule.name} cannot be checked on an empty batch, got shape {tuple(x.shape)}.")
+        raise DataError(f"{rule.name} cannot be checked on an empty batch, got shape {tuple(x[:0].shape)}.")
     with torch.inference_mode(False):  # gradients are on inside, whatever the caller has switched off
-        scale, device = _data_std(x, batch_size), _device(rule, x)
+        scale, device = _data_std(x, batch_size), _device(rule, x[:1])
         measured = []  # ℓ and ‖∂ℓ/∂x‖ of the data, and of the noisy data
         for start, rows in _batches(x, batch_size):
             batch = rows.to(device)
@@ -181,7 +194,7 @@ def examine(rule: Constraint, x: Tensor, *, batch_size: int, noise: float) -> Co
             clean = _measure(rule, batch, start, "the data")
             measured.append((*clean, *_measure(rule, noisy, start, f"the data {place}")))
         floor, _, distance, slope = (torch.cat(part) for part in zip(*measured, strict=True))
-        probe = (x[:PROBES] if len(x) > 1 else x.repeat(2, 1, 1, 1)).to(device)
+        probe = (x[:PROBES] if len(x) > 1 else x[:1].repeat(2, 1, 1, 1)).to(device)
         _require_independence(rule, _add_noise(at_least_float32(probe), 0, max(noise, AUDIBLE) * scale))
         if not slope.any():
             _refuse_flat(rule, probe, distance, scale)
@@ -231,13 +244,13 @@ def _device(rule: Constraint, x: Tensor) -> torch.device:
     return next(chain(rule.parameters(), rule.buffers()), x).device
 
 
-def _batches(x: Tensor, batch_size: int) -> Iterator[tuple[int, Tensor]]:
+def _batches(x: Tensor | StoredImages, batch_size: int) -> Iterator[tuple[int, Tensor]]:
     """Index of the first image, and up to `batch_size` images in float32 or better."""
     for start in range(0, len(x), batch_size):
         yield start, at_least_float32(x[start : start + batch_size])
 
 
-def _data_std(x: Tensor, batch_size: int) -> float:
+def _data_std(x: Tensor | StoredImages, batch_size: int) -> float:
     """Standard deviation of all pixels, by the law of total variance; refuses NaN and inf.
 
     Constant data have none beyond rounding: their level, or 1 where that is zero, takes its place.

@@ -8,24 +8,21 @@ is the floor of the rule: data that hold exactly c objects have the mean distanc
 generator needs to go below it.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
 from namm.constraints.base import Constraint
-from namm.constraints.contract import ConstraintReport, finite_number
+from namm.constraints.contract import ConstraintReport, StoredImages, finite_number
 from namm.errors import CheckpointError, DataError, UsageError
-from namm.files import write_atomically
 from namm.numerics import at_least_float32, full_precision
-from namm.reading import REASON, damage_as, require_plain
+from namm.reading import REASON, damage_as
+from namm.weights_file import read_weights, require_finite, write_weights
 
 
 class Counter(nn.Module):
@@ -65,9 +62,7 @@ class Counter(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write weights, sizes and facts to one safetensors file, whole or not at all."""
-        header = json.dumps({"counter": self.config, "facts": self.facts}, sort_keys=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        write_atomically(Path(path), save(tensors, metadata={"namm": header}))
+        write_weights(Path(path), self.state_dict(), {"counter": self.config, "facts": self.facts})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -78,14 +73,12 @@ class Counter(nn.Module):
                 f"there is no counter {path}: train one with `namm train counter -o counter.safetensors`."
             )
         with damage_as(CheckpointError, f"{path} is truncated or not a counter that namm saved ({REASON})."):
-            require_plain(path)
-            with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})["namm"])
-                tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+            tensors, about = read_weights(path, "the counter", "copy it anew, or delete it and train it again.")
             with torch.device("meta"):  # the header may ask for any size: memory is for weights that are there
-                counter = cls(**header["counter"])
-            counter.load_state_dict(tensors, assign=True)
-            counter.facts = dict(header["facts"])
+                counter = cls(**about["counter"])
+            counter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
+            counter.facts = dict(about["facts"])
+        require_finite(counter, str(path))
         return counter.eval()
 
 
@@ -115,7 +108,7 @@ class Count(Constraint):
         with full_precision(x):
             return cast(Tensor, self.counter(x) - self.count).reshape(-1, 1, 1, 1)
 
-    def check(self, x: Tensor, *, batch_size: int = 256, noise: float = 0.1) -> "CountReport":
+    def check(self, x: Tensor | StoredImages, *, batch_size: int = 256, noise: float = 0.1) -> "CountReport":
         """Measure the rule on data; the floor, which is the counter's own error, is judged against the count."""
         return CountReport(**asdict(super().check(x, batch_size=batch_size, noise=noise)), count=self.count)
 

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from torch import Tensor
 
+from namm.datasets.checksums import has_mark, require_header, require_rows
 from namm.errors import DataError, NammError, UsageError
 from namm.hdf5 import open_hdf5
 from namm.reading import REASON, ROOM, damage_as, reason, require_plain, require_room
@@ -76,7 +77,9 @@ def open_images(
         return LazyImages(_map_npy(path, key), layout, path)
     file = open_hdf5(path, external=external)
     try:
-        ours = "namm_version" in file.attrs
+        ours = has_mark(file, "namm_version")
+        if ours:
+            require_header(file)
         name = "train" if ours and key is None else key
         with damage_as(DataError, f"{path}, {name} cannot be read ({REASON}): write the file anew."):
             array = file.get(name) if name else None
@@ -125,6 +128,7 @@ class LazyImages:
             if step == 1:
                 stop = max(start, stop)
                 self._require_room(stop - start)
+                self._require_whole(np.arange(start, stop))
                 with self._damage():
                     array = self._array[start:stop]
                 return self._tensor(array, np.arange(start, stop))
@@ -140,6 +144,7 @@ class LazyImages:
     def _rows(self, rows: NDArray[np.int64]) -> Tensor:
         if not isinstance(self._array, h5py.Dataset):
             return self._tensor(self._array[rows], rows)
+        self._require_whole(rows)
         # Row by row is three times faster than h5py's own selection by index array, and takes any order.
         self._require_room(len(rows))
         with self._damage():
@@ -156,6 +161,11 @@ class LazyImages:
         packed = self._array.id.get_storage_size() if isinstance(self._array, h5py.Dataset) else self._array.nbytes
         whole = max(1, len(self)) * image
         require_room(self._place, max(1, packed * images * image // whole), images * image)
+
+    def _require_whole(self, rows: NDArray[np.int64]) -> None:
+        """Refuse rows of a file of ours that have changed since they were written."""
+        if isinstance(self._array, h5py.Dataset):
+            require_rows(self._array, rows)
 
     def _damage(self) -> AbstractContextManager[None]:
         return damage_as(DataError, f"{self._place} cannot be read ({REASON}): the file is damaged; write it anew.")

@@ -1,7 +1,8 @@
 """HDF5 files that grow in blocks and survive being killed, and the one of a dataset: `train`, `val` and `test`.
 
 A file holds named arrays, each in blocks of rows, and as attributes what they were made from. It grows as
-`<name>.partial` and is renamed when complete, by the protocol of `namm.files`. Every block's CRC-32 is written with it.
+`<name>.partial` and is renamed when complete, by the protocol of `namm.files`. Every block's CRC-32 is written with it
+(`namm.datasets.checksums`), and compared by all who read it.
 Since a block is a pure function of the attributes and its number, to go on after an interruption is to make each block
 again whose stored values do not match their stored checksum.
 
@@ -11,7 +12,6 @@ index, so a kill leaves nothing in it half done.
 
 import json
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +24,19 @@ from torch import Tensor
 
 from namm._version import __version__
 from namm.datasets.base import BLOCK, SPLITS, Dataset
+from namm.datasets.checksums import (
+    CHECKSUMS,
+    UNWRITTEN,
+    checksum,
+    damaged_blocks,
+    has_mark,
+    require_header,
+    require_rows,
+    rows_per_block,
+    seal_header,
+)
 from namm.datasets.readers import LazyImages
+from namm.digests import SIGNATURE
 from namm.errors import DataError, RunFolderError, UsageError
 from namm.files import beside, only_writer, publish, refuse_link, require_same
 from namm.hdf5 import attributes, open_hdf5
@@ -33,9 +45,6 @@ from namm.reading import REASON, damage_as, require_room
 
 CHUNK_BYTES = 128 * 1024
 """Rows are chunked on disk in pieces of about this size: small enough to read shuffled batches."""
-
-UNWRITTEN = -1
-"""In place of a block's checksum."""
 
 Block = tuple[str, int]
 """Array and number of a block."""
@@ -81,6 +90,7 @@ def grow(
             with h5py.File(draft, "w", track_order=True) as file:
                 begin(file)
                 _lay_out(file, arrays, header, rows, dtypes or {})
+                seal_header(file)
             os.replace(draft, partial)
             blocks = _missing(partial, header) or []
         with h5py.File(partial, "r+") as file:
@@ -91,27 +101,18 @@ def grow(
 def write_block(file: h5py.File, block: Block, values: NDArray[Any]) -> None:
     """Put the values of a block and their checksum on their way to the disk."""
     name, k = block
-    start = k * _rows_per_block(file, name)
+    start = k * rows_per_block(file, name)
     file[name][start : start + len(values)] = values
-    file[f"checksums/{name}"][k] = _checksum(values)
+    file[f"{CHECKSUMS}/{name}"][k] = checksum(values)
     file.flush()
 
 
 def unwritten(file: h5py.File) -> list[Block]:
     """Blocks whose values are not there, or do not match their checksum."""
-    found: list[Block] = []
-    damaged = damage_as(DataError, f"the blocks of {file.filename} cannot be checked ({REASON}): it is damaged.")
-
-    def look(name: str, checksums: h5py.Dataset | h5py.Group) -> None:
-        if isinstance(checksums, h5py.Dataset):
-            rows = _rows_per_block(file, name)
-            for k, stored in enumerate(checksums[:]):
-                if stored == UNWRITTEN or stored != _checksum(file[name][k * rows : (k + 1) * rows]):
-                    found.append((name, k))
-
-    with damaged:
-        file["checksums"].visititems(look)
-    return found
+    names: list[str] = []
+    with damage_as(DataError, f"the blocks of {file.filename} cannot be checked ({REASON}): it is damaged."):
+        file[CHECKSUMS].visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        return [(name, k) for name in names for k in damaged_blocks(file, name)]
 
 
 def _require_complete(path: Path, header: Header) -> None:
@@ -120,6 +121,7 @@ def _require_complete(path: Path, header: Header) -> None:
     except DataError as error:
         raise RunFolderError(f"{path} exists and is not a readable HDF5 file: move it away. {error}") from error
     with file:
+        require_header(file)
         _require_same(file, header)
 
 
@@ -157,19 +159,11 @@ def _lay_out(
         per_chunk = max(1, min(n, CHUNK_BYTES // (4 * int(np.prod(shape)))))
         chunks = (per_chunk, *shape) if n else None
         file.create_dataset(name, (n, *shape), dtypes.get(name, "f4"), chunks=chunks, dcpl=allocate.copy())
-        checksums = file.create_dataset(f"checksums/{name}", data=np.full(-(-n // rows), UNWRITTEN, np.int64))
+        checksums = file.create_dataset(f"{CHECKSUMS}/{name}", data=np.full(-(-n // rows), UNWRITTEN, np.int64))
         if rows != BLOCK:
             checksums.attrs["rows"] = rows
     for name, value in header.items():
         file.attrs[name] = json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
-
-
-def _rows_per_block(file: h5py.File, name: str) -> int:
-    return int(file[f"checksums/{name}"].attrs.get("rows", BLOCK))
-
-
-def _checksum(values: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(values).data)
 
 
 class GrownFile:
@@ -180,9 +174,10 @@ class GrownFile:
         self.path = Path(path)
         self._file = open_hdf5(self.path)
         try:
-            if mark not in self._file.attrs:
+            if not has_mark(self._file, mark):
                 raise DataError(f"{self.path} was not written by {otherwise}")
-            self.parameters = attributes(self._file)
+            require_header(self._file)
+            self.parameters = {name: value for name, value in attributes(self._file).items() if name != SIGNATURE}
             """What the values were made from."""
         except BaseException:
             self._file.close()
@@ -203,7 +198,7 @@ class GrownFile:
             if found.ndim != 1 or found.dtype.kind != "f":
                 raise TypeError(f"it has shape {found.shape} and type {found.dtype}")
             require_room(f"{self.path}, {name}", found.id.get_storage_size(), found.size * found.dtype.itemsize)
-            values: np.ndarray = found[:]
+            values: np.ndarray = require_rows(found)[:]
         return values
 
     def close(self) -> None:

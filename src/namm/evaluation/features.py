@@ -22,20 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from namm.constraints import Constraint
 from namm.constraints.base import Scaled
 from namm.constraints.divergence import DivergenceFree
 from namm.datasets.batches import Images, check_images
-from namm.errors import DataError, UsageError
+from namm.errors import CheckpointError, DataError, UsageError
 from namm.evaluation.inception import load_inception
 from namm.evaluation.mmd import Estimate, read, require_comparable, require_size
-from namm.files import write_atomically
 from namm.numerics import fold
 from namm.simulators.fluid import cut, lay_out, vorticity
+from namm.weights_file import read_weights, write_weights
 
 CHUNK = 512
 """Images read, and features kept in one file of the cache, at a time."""
@@ -133,10 +131,10 @@ class Extractor:
         digest.update(_bytes(content))
         path = folder / f"{digest.hexdigest()}.safetensors"
         try:
-            return load_file(path)["features"]
-        except (FileNotFoundError, SafetensorError, KeyError):  # absent, or cut short by something
+            return read_weights(path, "the features", "they are computed again.")[0]["features"]
+        except (FileNotFoundError, CheckpointError, KeyError):  # absent, or damaged by something
             features = self._compute(pictures)
-            write_atomically(path, save({"features": features}))
+            write_weights(path, {"features": features}, {})
             return features
 
     @torch.no_grad()

@@ -17,16 +17,22 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from namm.digests import require_sealed, require_signed, seal, signed
 from namm.errors import CheckpointError, UsageError
+from namm.files import write_json
 from namm.maps.icnn import ICNN
 from namm.maps.resnet import ResNet
 from namm.maps.rulenet import RuleNet
 from namm.numerics import at_least_float32
 from namm.reading import REASON, damage_as, load_json, require_plain
+from namm.weights_file import require_finite
 
 NETWORKS: dict[str, type[ICNN] | type[ResNet] | type[RuleNet]] = {"ICNN": ICNN, "ResNet": ResNet, "RuleNet": RuleNet}
-STATISTICS = "standardisation.json"
-"""File of mean and scale beside the networks; a folder without it has none."""
+CONFIG, STATISTICS = "config.json", "standardisation.json"
+"""File of a network's configuration; file of mean and scale beside the networks, where they have any."""
+REMEDY = (
+    "copy it anew, or delete the map's folder: the command that trained it writes it again, from its last checkpoint."
+)
 DEPTHS, DEEPEST = {"layers", "blocks", "downsamplings"}, 256
 """Settings that repeat a part of a network, and how often that is believed of a file."""
 
@@ -119,9 +125,11 @@ class MirrorMap(nn.Module):
                     "Save its state_dict with safetensors instead, and `standardisation` with it."
                 )
             network.save_pretrained(Path(folder) / side)  # type: ignore[operator]
+            forget_origin(Path(folder) / side / CONFIG)
+            seal(Path(folder) / side)
         (Path(folder) / STATISTICS).unlink(missing_ok=True)
         if self.standardisation:
-            (Path(folder) / STATISTICS).write_text(json.dumps(self.standardisation))
+            write_json(Path(folder) / STATISTICS, signed(self.standardisation))
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -164,7 +172,7 @@ def _load_statistics(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     with damage_as(CheckpointError, f"{path} cannot be read ({REASON}): save the map anew."):
-        values = load_json(path)
+        values = require_signed(path, load_json(path), REMEDY, CheckpointError)
         found = {name: [float(each) for each in values[name]] for name in ("mean", "scale")}
         if len(found["mean"]) != len(found["scale"]) or not all(map(math.isfinite, found["mean"] + found["scale"])):
             raise ValueError("mean and scale must be finite numbers, as many of each")
@@ -172,14 +180,23 @@ def _load_statistics(path: Path) -> dict[str, Any]:
 
 
 def _load_network(folder: Path) -> nn.Module:
-    config = folder / "config.json"
+    config = folder / CONFIG
     if not config.is_file():
         raise CheckpointError(f"{config} does not exist: {folder.parent} is not a saved mirror map.")
     with damage_as(CheckpointError, f"{config} cannot be read ({REASON}): save the map anew."):
         name = load_json(config).get("_class_name")
     if not isinstance(name, str) or name not in NETWORKS:
         raise CheckpointError(f"{config} names the network {name!r}; known are {', '.join(NETWORKS)}.")
+    require_sealed(folder, REMEDY)
     with damage_as(CheckpointError, f"{folder} cannot be loaded as a {name}: {REASON}."):
         require_affordable(folder, NETWORKS[name])
         network: nn.Module = NETWORKS[name].from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    require_finite(network, str(folder))
     return network
+
+
+def forget_origin(config: Path) -> None:
+    """Drop from a network's config where on this machine it was read from: that is nobody else's business."""
+    content = json.loads(config.read_text())
+    if content.pop("_name_or_path", None):
+        write_json(config, content)

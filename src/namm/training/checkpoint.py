@@ -6,13 +6,12 @@
     milestones/step-*        averaged weights along the way
     result.json              steps, images, compute seconds, last losses; written last
 
-A checkpoint is a safetensors file; everything that is not a tensor (step, seconds, losses) is JSON in its header,
-beside a digest of the tensors. It is written to a temporary file, flushed to disk and renamed, so that a reader sees
-the whole of it or nothing; a file that is damaged later is known by its digest and passed over for the one before.
+A checkpoint is a file of `namm.weights_file`; everything that is not a tensor (step, seconds, losses) is JSON in its
+header. It is written to a temporary file, flushed to disk and renamed, so that a reader sees the whole of it or
+nothing; a file that is damaged later is known by its digest and passed over for the one before.
 """
 
 import hashlib
-import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -21,14 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from namm.datasets.batches import Images, to_tensor
 from namm.errors import CheckpointError
-from namm.files import write_atomically
-from namm.reading import reason, require_plain
+from namm.weights_file import read_weights, write_weights
 
 PATTERN = "step-*.safetensors"
 
@@ -83,29 +79,15 @@ class Checkpoint:
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Write one checkpoint file, atomically."""
-    tensors = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in checkpoint.tensors.items()
-    }
-    header = json.dumps({"facts": checkpoint.facts, "digest": _digest(tensors)})
-    # One entry, because safetensors writes several in any order, and equal checkpoints shall have equal bytes.
-    write_atomically(path, save(tensors, metadata={"namm": header}))
+    write_weights(path, checkpoint.tensors, {"facts": checkpoint.facts})
 
 
 def read(path: Path) -> Checkpoint:
     """Read one checkpoint file; a damaged one is a `CheckpointError`, trouble with the disk stays an `OSError`."""
-    if require_plain(path) == 0:
-        raise CheckpointError(f"the checkpoint {path} is truncated or not one of ours (it is empty).")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["namm"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        facts, digest = dict(header["facts"]), header["digest"]
-    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"the checkpoint {path} is truncated or not one of ours ({reason(error)}).") from error
-    if digest != _digest(tensors):
-        raise CheckpointError(f"the checkpoint {path} is corrupt: its content does not match its digest.")
-    return Checkpoint(tensors, facts)
+    tensors, about = read_weights(path, "the checkpoint", "look at the disk; without this file, the others are used.")
+    if not isinstance(about.get("facts"), dict):
+        raise CheckpointError(f"the checkpoint {path} is not one of ours (it holds no facts): delete it.")
+    return Checkpoint(tensors, about["facts"])
 
 
 class CheckpointFolder:
@@ -122,9 +104,13 @@ class CheckpointFolder:
         """Write the checkpoint of `step` and drop the oldest beyond `keep`."""
         path = self.folder / f"step-{step:09d}.safetensors"
         write(path, checkpoint)
+        self.prune()
+        return path
+
+    def prune(self) -> None:
+        """Drop the oldest checkpoints beyond `keep`; a killed process may have left more."""
         for old in self.paths()[: -self.keep]:
             old.unlink()
-        return path
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that can be read; a damaged one is reported and the one before it tried."""
@@ -141,12 +127,3 @@ class CheckpointFolder:
                 "folder of the training to start over."
             )
         return None
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

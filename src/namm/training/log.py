@@ -3,9 +3,10 @@
 import json
 import math
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Self, TextIO
 
 import torch
 from accelerate import Accelerator
@@ -31,6 +32,21 @@ class LossAverages:
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
         self._weight, self._sums, self._first_not_finite = 0, torch.zeros(0), torch.tensor(math.inf)
+
+    def as_json(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that a resumed training writes the line that an uninterrupted one would."""
+        sums = dict(zip(self._names, self._sums.tolist(), strict=True)) if self._names else {}
+        return {"weight": self._weight, "sums": sums}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], device: torch.device) -> Self:
+        """Averages that go on from what `as_json` returned, where the losses of all steps were finite."""
+        averages = cls()
+        if values.get("sums"):
+            averages._names, averages._weight = tuple(values["sums"]), int(values["weight"])
+            averages._sums = torch.tensor(list(values["sums"].values()), dtype=torch.float64, device=device)
+            averages._first_not_finite = torch.tensor(math.inf, device=device)
+        return averages
 
     @torch.no_grad()
     def add(self, losses: Losses, *, step: int = 0, weight: int = 1) -> None:
@@ -90,6 +106,7 @@ class Log:
         if self.file:
             self.file.write(json.dumps({"step": step, "seconds": seconds} | values) + "\n")
             self.file.flush()
+            os.fsync(self.file.fileno())  # a checkpoint that follows stands for the lines before it
 
     def close(self) -> None:
         """Stop the bar, close the file and the trackers."""

@@ -141,6 +141,7 @@ class TrainingState:
         step, total: Updates made, and to be made in all (0 until it is known).
         compute_seconds: Time spent on them.
         losses: The last values reported.
+        running: What has been added up since, for the next report; as JSON.
         best: The averaged weights that a watch has kept, and `watched` its figures; empty without one.
     """
 
@@ -154,6 +155,7 @@ class TrainingState:
         self.flat, self.optimiser = flat, optimiser
         self.step, self.total, self.compute_seconds = 0, 0, 0.0
         self.losses: dict[str, float] = {}
+        self.running: dict[str, Any] = {}
         self.best: dict[str, Tensor] = {}
         self.watched: dict[str, Any] = {}
 
@@ -173,7 +175,7 @@ class TrainingState:
         tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
         for name, moments in self._moments().items():
             tensors |= {f"optimiser/{index}/{name}": tensor for index, tensor in enumerate(moments)}
-        return Checkpoint(tensors, self._facts())
+        return Checkpoint(tensors, {**self._facts(), "running": self.running})
 
     def snapshot(self) -> Checkpoint:
         """The averaged weights alone."""
@@ -199,6 +201,7 @@ class TrainingState:
             self.watched = dict(facts["watched"])
         self.step, self.total = int(facts["step"]), int(facts["total"])
         self.compute_seconds, self.losses = float(facts["compute_seconds"]), dict(facts["losses"])
+        self.running = dict(facts.get("running", {}))  # version 0.1 kept none
 
     @contextmanager
     def undone(self) -> Iterator[None]:

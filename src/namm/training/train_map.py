@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from namm.distributed import process_state
 from namm.errors import CheckpointError, DataError, NammWarning
 from namm.evaluation.scores import measure_images, ratio
 from namm.evaluation.verdict import Watched
-from namm.files import rename_durably
+from namm.files import publish
 from namm.maps import MirrorMap
 from namm.maps.icnn import project_weights
 from namm.numerics import arithmetic, at_least_float32
@@ -276,13 +277,14 @@ def _save(mirror: MirrorMap, folder: Path) -> None:
     """Write the trained pair, whole or not at all; networks that cannot save themselves remain in the checkpoint."""
     if not mirror.can_save:
         return
-    if folder.exists() and weights_digest(MirrorMap.load(folder)) == weights_digest(mirror):
-        return
+    with suppress(CheckpointError):  # none is there, or a damaged one
+        if weights_digest(MirrorMap.load(folder)) == weights_digest(mirror):
+            return
     partial = folder.with_name(".mirror.partial")
     shutil.rmtree(partial, ignore_errors=True)
     mirror.save(partial)
     shutil.rmtree(folder, ignore_errors=True)
-    rename_durably(partial, folder)
+    publish(partial, folder)
 
 
 def load_weights(mirror: MirrorMap, path: str | Path) -> None:

@@ -12,22 +12,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from namm.datasets.batches import Images, check_images, check_values, map_images
 from namm.distributed import process_state
 from namm.errors import CheckpointError, DataError, UsageError
-from namm.files import write_atomically
 from namm.generative.base import DrawsNoise, GenerativeModel, Standardised, evaluating
 from namm.maps import Mirror
-from namm.reading import REASON, damage_as, require_plain
+from namm.reading import REASON, damage_as
 from namm.training.checkpoint import describe_network, fingerprint, weights_digest
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import SCORE_SETTINGS, TrainSettings
 from namm.training.trainer import RESULT, TrainResult, rehearse, train
+from namm.weights_file import read_weights, require_finite, write_weights
 
 MODEL = "model.safetensors"  # the trained state, in the training's folder
+REMAKE = "the command that trained it writes it again, from its last checkpoint."
 
 
 class ModelObjective(Objective):
@@ -109,8 +109,7 @@ def train_model(
         progress=progress,
     )
     if place is not None and processes.is_main_process and not (place / MODEL).exists():
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        write_atomically(place / MODEL, save(tensors))
+        write_weights(place / MODEL, model.state_dict(), {"model": type(model).__name__})
     processes.wait_for_everyone()
     return result
 
@@ -138,6 +137,6 @@ def load_model(model: nn.Module, folder: str | Path) -> None:
     """Give `model` the weights and statistics that `train_model` left in `folder`."""
     path = Path(folder) / MODEL
     with damage_as(CheckpointError, f"{path} cannot be loaded into this {type(model).__name__}: {REASON}"):
-        require_plain(path)
-        model.load_state_dict(load_file(path))
+        model.load_state_dict(read_weights(path, "the model", f"delete it, and {REMAKE}")[0])
+    require_finite(model, str(path))
     model.eval()

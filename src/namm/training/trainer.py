@@ -15,6 +15,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -29,13 +30,13 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe, in_chunks, to_tensor
-from namm.errors import Interrupted, MemoryShortage, TrainingError, UsageError
-from namm.files import Claim, owned, remove_partials, write_json
+from namm.errors import Interrupted, MemoryShortage, NammWarning, TrainingError, UsageError
+from namm.files import Claim, owned, sweep, write_json
 from namm.formatting import html_table
 from namm.gpu import Recorded, can_record, compile_options, use_channels_last
 from namm.memory import peak, reset_peak, shortage, step_on_copies
 from namm.numerics import autocast, backends, fold, generator, seed_torch
-from namm.training.checkpoint import CheckpointFolder, write
+from namm.training.checkpoint import Checkpoint, CheckpointFolder, write
 from namm.training.log import Log, LossAverages, installed_trackers
 from namm.training.objectives import Losses, Objective
 from namm.training.settings import (
@@ -144,6 +145,7 @@ def train(
     with ExitStack() as stack:
         if place and accelerator.is_main_process:
             stack.enter_context(owned(place))
+            sweep(place)
             asked = {"settings": settings.identity(), **(description or {})}
             Claim(place, "settings.json", "namm training", asked, leftovers=(CHOSEN,)).take()
         accelerator.wait_for_everyone()
@@ -272,13 +274,21 @@ class Trainer:
         """Load the newest good checkpoint, if there is one."""
         if self.checkpoints is None:
             return False
-        if self.accelerator.is_main_process:
-            remove_partials(self.checkpoints.folder)
         with self.accelerator.main_process_first():
             checkpoint = self.checkpoints.latest()
         self.accelerator.wait_for_everyone()
         if checkpoint is not None:
             self.state.restore(checkpoint)
+            if self.accelerator.is_main_process:
+                self.checkpoints.prune()
+            began = checkpoint.facts.get("processes", self.world)  # version 0.1 kept none
+            if began != self.world and self.accelerator.is_main_process:
+                warnings.warn(
+                    f"{self.title} goes on with {self.world} processes and was saved by {began}: it sees the same "
+                    "images and noise, but rounding and dropout differ, so it will not end with the same bits.",
+                    NammWarning,
+                    stacklevel=2,
+                )
         return checkpoint is not None
 
     # How many steps
@@ -333,7 +343,8 @@ class Trainer:
 
     def _loop(self, log: Log, stop: threading.Event) -> None:
         s, state, marks = self.settings, self.state, self._marks()
-        averages, saved, started = LossAverages(), time.monotonic(), clock(self.device)
+        averages = LossAverages.from_json(state.running, self.device)
+        saved, started = time.monotonic(), clock(self.device)
         while state.step < state.total:
             averages.add(self._update(state.step), step=state.step)
             state.ema.update(state.step)
@@ -341,7 +352,9 @@ class Trainer:
             due = {name for name, steps in marks.items() if state.step in steps}
             last = state.step == state.total
             reporting = last or state.step % s.log_every == 0 or bool(due - {"snapshot"})
-            saving = last or "replan" in due or time.monotonic() - saved >= s.checkpoint_seconds
+            # Processes that share a batch have each a part of the running sums, and keep none: they save with a line.
+            is_time = (self.world == 1 or reporting) and time.monotonic() - saved >= s.checkpoint_seconds
+            saving = last or "replan" in due or is_time
             stopping = stop.is_set() if self.world == 1 else reporting and self._in_any_process(stop.is_set())
             if not (reporting or saving or stopping or due):
                 continue
@@ -360,6 +373,7 @@ class Trainer:
             if "snapshot" in due:
                 self._snapshot()
             if saving or stopping or state.step == state.total:
+                state.running = averages.as_json()
                 self._save()
                 saved = time.monotonic()
             if stopping and state.step < state.total:
@@ -431,7 +445,9 @@ class Trainer:
 
     def _save(self) -> None:
         if self.checkpoints and self.accelerator.is_main_process:
-            self.checkpoints.save(self.state.step, self.state.checkpoint())
+            kept = self.state.checkpoint()
+            facts = {**kept.facts, "processes": self.world}
+            self.checkpoints.save(self.state.step, Checkpoint(kept.tensors, facts))
 
     def _snapshot(self) -> None:
         if self.folder and self.accelerator.is_main_process:

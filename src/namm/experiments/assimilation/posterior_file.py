@@ -26,6 +26,7 @@ from torch import Tensor
 
 from namm._version import __version__
 from namm.constraints import Constraint
+from namm.datasets.checksums import require_header, require_rows
 from namm.datasets.store import Block, grow, write_block
 from namm.errors import DataError, RunFolderError
 from namm.experiments.assimilation.assimilate import METHODS, Sampling, Score, Setting, assimilate
@@ -111,25 +112,32 @@ def read_scores(path: Path) -> list[Score]:
     scores = []
     with _opened(path) as file:
         for setting, group in _methods(file).items():
-            arrays = {name: torch.from_numpy(group[name][:]) for name in needed}
-            seconds = group["seconds"][:].sum() if "seconds" in group else group.attrs["seconds"]  # the latter: 0.1
+            arrays = {name: torch.from_numpy(require_rows(group[name])[:]) for name in needed}
+            seconds = (
+                require_rows(group["seconds"])[:].sum() if "seconds" in group else group.attrs["seconds"]
+            )  # the latter: 0.1
             scores.append(Score.of(setting, arrays, float(seconds)))
     return scores
 
 
 def read_truth(path: Path, k: int) -> tuple[Arrays, dict[Setting, Arrays]]:
     """Truth number k of the file: its own arrays, and those of each method, without the axis of truths."""
+    row = np.array([k])
     with _opened(path) as file:
         own = {name: file[name][k] for name in ("truth", "measurement")}
         methods = _methods(file).items()
-        return own, {setting: {name: group[name][k] for name in ARRAYS if name in group} for setting, group in methods}
+        return own, {
+            setting: {name: require_rows(group[name], row)[k] for name in ARRAYS if name in group}
+            for setting, group in methods
+        }
 
 
 def read_distances(path: Path) -> dict[Setting, NDArray[Any]]:
     """ℓ of all samples of each method that did not fail, (N,)."""
     with _opened(path) as file:
         methods = _methods(file).items()
-        return {setting: group["distance"][:][~group["failed"][:].astype(bool)] for setting, group in methods}
+        found = {s: [require_rows(group[name])[:] for name in ("distance", "failed")] for s, group in methods}
+        return {setting: distance[~failed.astype(bool)] for setting, (distance, failed) in found.items()}
 
 
 @contextmanager
@@ -139,6 +147,7 @@ def _opened(path: Path) -> Iterator[h5py.File]:
         open_hdf5(path) as file,
         damage_as(DataError, f"{path} is no file of `namm assimilate` that can be read ({REASON}): make it anew."),
     ):
+        require_header(file)
         yield file
 
 

@@ -23,12 +23,14 @@ from shlex import quote
 from typing import Any, Literal
 
 from namm._version import __version__
+from namm.digests import digests_of, require_signed, require_unchanged, signed
 from namm.errors import RunFolderError, UsageError
 from namm.experiments.engine.settings_file import digest, read_yaml
 from namm.experiments.engine.stages import STAGES, stage_keys, summary
 from namm.experiments.presets import preset
 from namm.files import (
     Claim,
+    as_json,
     read_claim,
     read_json,
     remove_partials,
@@ -40,6 +42,8 @@ from namm.files import (
 KIND = "namm run"
 RUN, SETTINGS, RECORD, FAILURE = "run.json", "settings.yaml", "stage.json", "failure.json"
 ELSEWHERE = "another folder with --out"
+DIGESTED = (".json", ".jsonl", ".npz")
+"""Suffixes of files that have no digest of their own; the others have, or no program reads them."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Record:
         started, finished: Date and time, in UTC, of the first attempt's start and of the end.
         seconds: Of all attempts that ended by themselves; a killed one cannot tell.
         compute_seconds, results, files, verdict: As the stage returned them.
+        digests: SHA-256 of the small files that it left, which have none of their own, by name.
         attempts: How often it was started.
         version: Of the package.
     """
@@ -70,6 +75,7 @@ class Record:
     attempts: int = 0
     version: str = __version__
     verdict: Mapping[str, Any] | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def is_complete(self, folder: Path) -> bool:
         """Whether it came to its end and everything it made is still there."""
@@ -135,13 +141,32 @@ def read_record(folder: Path) -> Record:
     found = read_json(folder / RECORD)
     if not isinstance(found, dict) or not {"stage", "key", "settings", "needs", "status"} <= found.keys():
         raise RunFolderError(f"{folder / RECORD} was not written by namm: move {folder} away.")
+    found = require_signed(folder / RECORD, found, _remedy(folder), RunFolderError)
     known = {f.name: found[f.name] for f in fields(Record) if f.name in found}
     return Record(**known | {"files": tuple(found.get("files", ()))})
 
 
 def write_record(folder: Path, record: Record) -> None:
     """Write stage.json, whole or not at all."""
-    write_json(folder / RECORD, asdict(record))
+    write_json(folder / RECORD, signed(as_json(asdict(record))))
+
+
+def stage_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files that a stage left and that have no digest of their own."""
+    return digests_of(
+        folder, (path for path in folder.rglob("*") if path.suffix in DIGESTED and path != folder / RECORD)
+    )
+
+
+def require_intact(folder: Path) -> Path:
+    """The folder of a stage itself; refused where a small file in it is not as the stage left it."""
+    kept = {name: each for name, each in read_record(folder).digests.items() if (folder / name).exists()}
+    require_unchanged(folder, kept, _remedy(folder), RunFolderError)
+    return folder
+
+
+def _remedy(folder: Path) -> str:
+    return f"copy it anew, or move {folder} away and give the command of the run again."
 
 
 def is_done(folder: Path, key: str) -> bool:
@@ -266,4 +291,4 @@ def complete_stage(run: Path, stage: str) -> Path:
             f"the stage {stage!r} of {run} {reason}: "
             f"`namm run --config {quote(str(run / SETTINGS))} --out {quote(str(run))} --until {stage}` completes it."
         )
-    return run / stage
+    return require_intact(run / stage)

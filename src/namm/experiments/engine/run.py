@@ -22,7 +22,9 @@ from namm.experiments.engine.folder import (
     now,
     place_stage,
     read_record,
+    require_intact,
     run_claim,
+    stage_digests,
     write_record,
     write_settings,
 )
@@ -31,7 +33,7 @@ from namm.experiments.engine.settings import Settings
 from namm.experiments.engine.settings_file import changes, to_yaml
 from namm.experiments.engine.stages import Stage, Work, needs, stage_keys, stages_until, summary
 from namm.experiments.presets import Preset
-from namm.files import owned
+from namm.files import owned, sweep
 
 Logger = Callable[[str], None]
 
@@ -91,6 +93,7 @@ def _begin(
     if any(stage.name != REPORT and not is_done(folder / stage.name, keys[stage.name]) for stage in stages):
         _check(chosen.settings, stages)
     held.enter_context(owned(folder))
+    sweep(folder)
     claim.take()
     text = to_yaml(chosen)
     if (before := write_settings(folder, text)) is not None:
@@ -107,7 +110,10 @@ def _run_stage(
     def place() -> tuple[Record, bool]:
         before = {name: keys[name] for name in needed}
         record = place_stage(run_folder, stage.name, keys[stage.name], stage.part(settings), before)
-        return record, record.is_complete(folder)
+        done = record.is_complete(folder)
+        for name in () if done else needed:
+            require_intact(run_folder / name)
+        return record, done
 
     record, done = on_main_process(place)
     if not done:
@@ -148,7 +154,7 @@ def _attempt(stage: Stage, work: Work, record: Record) -> Record:
     )
 
     def keep() -> Record:
-        write_record(work.folder, finished)
+        write_record(work.folder, replace(finished, digests=stage_digests(work.folder)))
         return read_record(work.folder)
 
     return on_main_process(keep)

@@ -19,6 +19,7 @@ from namm.datasets.batches import Images
 from namm.datasets.store import Store
 from namm.evaluation import Extractor, compare, kid, picture_for
 from namm.evaluation.mmd import Subset
+from namm.experiments.engine.folder import require_intact
 from namm.experiments.engine.run_parts import RunParts, device
 from namm.experiments.engine.settings_file import digest
 from namm.experiments.engine.stages import stage_keys
@@ -45,7 +46,7 @@ class FinishedRun:
 
     def metrics(self) -> dict[str, Any]:
         """What the stage `evaluate` measured."""
-        return dict(read_json(self.folder / "evaluate" / METRICS))
+        return dict(read_json(require_intact(self.folder / "evaluate") / METRICS))
 
     @contextmanager
     def images(self) -> Iterator[Store]:

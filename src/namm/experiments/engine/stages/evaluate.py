@@ -42,7 +42,7 @@ from namm.evaluation.scores import Milestone, half_way
 from namm.evaluation.verdict import Figures, Verdict, judge, judge_map
 from namm.exact.polish import can_polish
 from namm.experiments.engine import build
-from namm.experiments.engine.folder import is_complete, read_record
+from namm.experiments.engine.folder import is_complete, read_record, require_intact
 from namm.experiments.engine.processes import is_main, on_main_process
 from namm.experiments.engine.rule_facts import write_facts
 from namm.experiments.engine.run_parts import RunParts, describe_samples, device
@@ -275,7 +275,7 @@ def run_verdict(run: Path, stage: str | None = "finetune") -> Verdict | None:
     """
     learned = read_record(run / "map").results if is_complete(run, "map") else None
     if is_complete(run, "evaluate"):
-        metrics = read_json(run / "evaluate" / METRICS)
+        metrics = read_json(require_intact(run / "evaluate") / METRICS)
         if "verdict" in metrics and stage == "finetune":
             return Verdict.from_json(metrics["verdict"])
         return judge_rows(metrics["rows"], learned)["finetuned" if stage == "finetune" else "mdm"]

@@ -20,7 +20,7 @@ from namm.datasets import open_store
 from namm.errors import NammError, RunFolderError
 from namm.evaluation.scores import Milestone
 from namm.experiments.engine.experiment import UNREPORTED, Data, Reported
-from namm.experiments.engine.folder import SETTINGS, is_done, now, read_record, stage_states
+from namm.experiments.engine.folder import SETTINGS, is_done, now, read_record, require_intact, stage_states
 from namm.experiments.engine.rule_facts import FIRST, WORST, facts_of, report_facts, samples_shown
 from namm.experiments.engine.run import run as run_stages
 from namm.experiments.engine.settings_file import plain, read_yaml
@@ -95,7 +95,11 @@ def collect(run: Path) -> Contents:
             return otherwise
 
     stages = _stages(run, chosen)
-    done = {stage.name: run / stage.name for stage in stages if stage.state == "complete"}
+
+    def is_usable(stage: StageLine) -> bool:
+        return stage.state == "complete" and attempt(stage.name, lambda: bool(require_intact(run / stage.name)), False)
+
+    done = {stage.name: run / stage.name for stage in stages if is_usable(stage)}
     data = chosen.settings.data
     what = RESIDUAL if data.rule.named_code else "the rule"
     facts = attempt(what, lambda: report_facts(data, run.joinpath, done.get("evaluate")), None)

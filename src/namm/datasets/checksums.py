@@ -1,0 +1,118 @@
+"""Checksums in our HDF5 files: which rows, and which headers, are still as they were written.
+
+Every array grows in blocks of rows, and `checksums/<array>` holds the CRC-32 of each. Whoever reads rows through
+`require_rows` has their blocks compared first, each once in a process. All the rest (attributes, shapes and types, and
+arrays without checksums) has one digest together, the attribute `sha256`; files of version 0.1 are read without it.
+"""
+
+import hashlib
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from namm.datasets.base import BLOCK
+from namm.digests import SIGNATURE, Stamp, stamp
+from namm.errors import DataError
+
+CHECKSUMS = "checksums"
+"""Group of the checksums, which are called as the arrays that they are of."""
+UNWRITTEN = -1
+"""In place of a block's checksum."""
+UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, TypeError, IndexError)
+"""What h5py raises on a damaged file."""
+
+_good: dict[tuple[Stamp, str], NDArray[np.bool_]] = {}
+"""Blocks of an array that this process has compared."""
+
+
+def checksum(values: NDArray[Any]) -> int:
+    """CRC-32 of values."""
+    return zlib.crc32(np.ascontiguousarray(values).data)
+
+
+def rows_per_block(file: h5py.File, name: str) -> int:
+    """Rows that one checksum of this array is of."""
+    return int(file[f"{CHECKSUMS}/{name}"].attrs.get("rows", BLOCK))
+
+
+def damaged_blocks(file: h5py.File, name: str) -> list[int]:
+    """Blocks of an array whose values are not there, or do not match their checksum."""
+    rows, stored = rows_per_block(file, name), file[f"{CHECKSUMS}/{name}"][:]
+    return [
+        k
+        for k, each in enumerate(stored)
+        if each == UNWRITTEN or each != checksum(file[name][k * rows : (k + 1) * rows])
+    ]
+
+
+def require_rows(array: h5py.Dataset, rows: NDArray[np.int64] | None = None) -> h5py.Dataset:
+    """The array itself, whose rows (all of them by default) are as they were written; a `DataError` where not.
+
+    An array without checksums, such as one in a file of somebody else's, is returned as it is.
+    """
+    file, name = array.file, array.name.lstrip("/")
+    if "namm_version" not in file.attrs or f"{CHECKSUMS}/{name}" not in file:
+        return array
+    try:
+        stored, length = file[f"{CHECKSUMS}/{name}"], rows_per_block(file, name)
+        good = _good.setdefault((stamp(Path(file.filename)), name), np.zeros(len(stored), bool))
+        wanted = range(len(stored)) if rows is None else np.unique(rows // length)
+        for k in (k for k in wanted if not good[k]):
+            good[k] = stored[k] == checksum(array[k * length : (k + 1) * length])
+            if not good[k]:
+                last = min((k + 1) * length, len(array)) - 1
+                raise DataError(_damaged(file, f"rows {k * length} to {last} of {name!r} do not match their checksum"))
+    except UNREADABLE as error:
+        raise DataError(_damaged(file, f"{name!r} cannot be read: {error}")) from error
+    return array
+
+
+def has_mark(file: h5py.File, mark: str) -> bool:
+    """Whether a file has an attribute, which tells what kind of file it is; refused where that cannot be read."""
+    try:
+        return mark in file.attrs
+    except UNREADABLE as error:
+        raise DataError(_damaged(file, f"it cannot be read: {error}")) from error
+
+
+def seal_header(file: h5py.File) -> None:
+    """Write the digest of everything that has no checksums and does not change any more."""
+    file.attrs[SIGNATURE] = _header_digest(file)
+
+
+def require_header(file: h5py.File) -> None:
+    """Refuse a file of ours whose header is not as it was sealed."""
+    try:
+        sealed = file.attrs.get(SIGNATURE)
+        is_whole = sealed is None or sealed == _header_digest(file)
+    except UNREADABLE as error:
+        raise DataError(_damaged(file, f"it cannot be read: {error}")) from error
+    if not is_whole:
+        raise DataError(_damaged(file, "its attributes, shapes or types do not match their digest"))
+
+
+def _damaged(file: h5py.File, how: str) -> str:
+    return f"{file.filename} is damaged ({how}): copy it anew, or delete it and give the command that wrote it again."
+
+
+def _header_digest(file: h5py.File) -> str:
+    found: dict[str, Any] = {}
+
+    def note(name: str, item: h5py.Group | h5py.Dataset) -> None:
+        if name.split("/", maxsplit=1)[0] == CHECKSUMS:
+            return
+        about = [[key, str(value)] for key, value in sorted(item.attrs.items()) if key != SIGNATURE]
+        if isinstance(item, h5py.Dataset):
+            kept = f"{CHECKSUMS}/{name}" in file
+            about += [["shape", str(item.shape)], ["type", item.dtype.str]]
+            about += [] if kept else [["content", str(checksum(item[()]))]]
+        found[name] = about
+
+    note("", file)
+    file.visititems(note)
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

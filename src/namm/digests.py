@@ -1,0 +1,106 @@
+"""Digests: how a file that was damaged after it was written is told from a whole one.
+
+Every file that a run or an export leaves can be checked by whoever reads it:
+
+images and samples (HDF5)     a CRC-32 for every block of rows, one for the rest: `namm.datasets.checksums`
+checkpoints, models, counters a SHA-256 in the file's own header: `namm.weights_file`
+folders of a network          `digests.json`, the SHA-256 of every file in it: `seal`, `require_sealed`
+JSON records                  a SHA-256 among their own entries: `signed`, `require_signed`
+other small files of a stage  in its `stage.json`: `digests_of`, `require_unchanged`
+
+What older versions wrote has no digests and is read without. A file is hashed once in a process: its digest is
+remembered by path, size and time of change. Imports no torch.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from namm.errors import CheckpointError, NammError
+from namm.files import settle, write_json
+from namm.reading import REASON, damage_as, load_json
+
+DIGESTS = "digests.json"
+"""File of a sealed folder: the SHA-256 of every other file in it, by name."""
+SIGNATURE = "sha256"
+"""Entry of a signed JSON object: the SHA-256 of all its other entries."""
+
+Stamp = tuple[str, int, int, int]
+
+_known: dict[Stamp, str] = {}
+
+
+def stamp(path: Path) -> Stamp:
+    """What changes when the file does: its path, inode, size and time of change."""
+    about = os.stat(path)
+    return (os.path.abspath(path), about.st_ino, about.st_size, about.st_mtime_ns)
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's content, read piece by piece."""
+    key = stamp(path)
+    if key not in _known:
+        with path.open("rb") as file:
+            _known[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return _known[key]
+
+
+# Files of a folder
+
+
+def digests_of(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of files by their names relative to `folder`."""
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(paths)}
+
+
+def require_unchanged(folder: Path, digests: Mapping[str, str], remedy: str, kind: type[NammError]) -> None:
+    """Refuse a folder in which one of these files is missing or differs, with a sentence that ends in the remedy."""
+    there = {name: (folder / name).is_file() for name in digests}
+    problems = {
+        "missing": [name for name in digests if not there[name]],
+        "changed": [name for name in digests if there[name] and sha256(folder / name) != digests[name]],
+    }
+    if found := "; ".join(f"{how}: {', '.join(sorted(names))}" for how, names in problems.items() if names):
+        raise kind(f"{folder} is not as it was written ({found}): {remedy}")
+
+
+def seal(folder: Path) -> None:
+    """Bring all files of a folder to the disk and write their digests beside them."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != DIGESTS]
+    settle(files)
+    write_json(folder / DIGESTS, signed(digests_of(folder, files)))
+
+
+def require_sealed(folder: Path, remedy: str) -> None:
+    """Refuse a folder that is no longer as `seal` saw it; one without digests is of an older version."""
+    path = folder / DIGESTS
+    if not path.exists():
+        return
+    with damage_as(CheckpointError, f"{path} cannot be read ({REASON}): {remedy}"):
+        digests = load_json(path)
+    require_unchanged(folder, require_signed(path, digests, remedy, CheckpointError), remedy, CheckpointError)
+
+
+# JSON
+
+
+def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content`, which is JSON, with its own digest as one more entry."""
+    return {**content, SIGNATURE: _signature(content)}
+
+
+def require_signed(path: Path, found: Any, remedy: str, kind: type[NammError]) -> dict[str, Any]:
+    """What `signed` signed, as it was read from `path`; refused where it has changed, unsigned as it is."""
+    if not isinstance(found, dict):
+        raise kind(f"{path} is damaged (it holds no JSON object): {remedy}")
+    content = {name: value for name, value in found.items() if name != SIGNATURE}
+    if SIGNATURE in found and found[SIGNATURE] != _signature(content):
+        raise kind(f"{path} is not as it was written (its {SIGNATURE} does not match its content): {remedy}")
+    return content
+
+
+def _signature(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
