@@ -115,6 +115,11 @@ def unwritten(file: h5py.File) -> list[Block]:
         return [(name, k) for name in names for k in damaged_blocks(file, name)]
 
 
+def made_from(file: h5py.File) -> dict[str, Any]:
+    """The attributes of an open file, without their digest."""
+    return {name: value for name, value in attributes(file).items() if name != SIGNATURE}
+
+
 def _require_complete(path: Path, header: Header) -> None:
     try:
         file = open_hdf5(path)
@@ -127,7 +132,7 @@ def _require_complete(path: Path, header: Header) -> None:
 
 def _require_same(file: h5py.File, header: Header) -> None:
     """Refuse a file that was made from something else."""
-    there = attributes(file)
+    there = made_from(file)
     for name, value in header.items():
         if isinstance(value, Mapping) and isinstance(there.get(name), str):
             with suppress(ValueError, RecursionError):  # what is not JSON is not the same
@@ -177,7 +182,7 @@ class GrownFile:
             if not has_mark(self._file, mark):
                 raise DataError(f"{self.path} was not written by {otherwise}")
             require_header(self._file)
-            self.parameters = {name: value for name, value in attributes(self._file).items() if name != SIGNATURE}
+            self.parameters = made_from(self._file)
             """What the values were made from."""
         except BaseException:
             self._file.close()
