@@ -36,6 +36,7 @@ from namm.files import (
     write_atomically,
     write_json,
 )
+from namm.reading import REASON, damage_as, typed
 
 KIND = "namm run"
 RUN, SETTINGS, RECORD, FAILURE = "run.json", "settings.yaml", "stage.json", "failure.json"
@@ -136,7 +137,9 @@ def read_record(folder: Path) -> Record:
     if not isinstance(found, dict) or not {"stage", "key", "settings", "needs", "status"} <= found.keys():
         raise RunFolderError(f"{folder / RECORD} was not written by namm: move {folder} away.")
     known = {f.name: found[f.name] for f in fields(Record) if f.name in found}
-    return Record(**known | {"files": tuple(found.get("files", ()))})
+    with damage_as(RunFolderError, f"{folder / RECORD} cannot be read ({REASON}): move {folder} away."):
+        files = tuple(str(Path(name)) for name in found.get("files", ()))
+        return typed(Record, known | {"files": files})
 
 
 def write_record(folder: Path, record: Record) -> None:
