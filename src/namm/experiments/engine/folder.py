@@ -13,6 +13,7 @@ stage.json; setting aside and bringing back are one rename each; every file is w
 Imports no torch.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -74,7 +75,7 @@ class Record:
 
     def is_complete(self, folder: Path) -> bool:
         """Whether it came to its end and everything it made is still there."""
-        return self.status == "complete" and all((folder / name).exists() for name in self.files)
+        return self.status == "complete" and all(os.path.exists(folder / name) for name in self.files)
 
 
 def now() -> str:
