@@ -79,21 +79,18 @@ class Options:
 
 
 def _yaml(folder: Path) -> None:
-    from namm.experiments.engine.settings_file import to_yaml
-    from namm.experiments.presets import preset
-
-    (folder / "burgers.yaml").write_text(to_yaml(preset("burgers")))
-    (folder / "small.yaml").write_text(
-        "experiment: periodic\npreset: paper\ndata: {n_train: 100, threshold: null}\n"
-        "map:\n  train: {betas: [0.5, 0.9]}\n"
+    (folder / "flow.yaml").write_text("experiment: periodic\ndata: {n_train: 100, threshold: null}\n")
+    (folder / "block.yaml").write_text(
+        "# settings\nexperiment: burgers\npreset: paper\nmap:\n  train:\n    betas:\n    - 0.5\n    - 0.9\n"
+        "    budget: 3 steps\n  f:\n    kind: 'rulenet'\n    skip: true\n"
     )
 
 
 def _read_yaml(_: Path, file: Path) -> Any:
-    from namm.experiments.engine.settings_file import changes, read_yaml, to_yaml
+    from namm.experiments.engine.settings_file import changes, read_yaml
 
     chosen = read_yaml(file)
-    return to_yaml(chosen), changes(file.read_text(), to_yaml(chosen))
+    return chosen.settings, changes(file.read_text(), "experiment: burgers")
 
 
 def _images(n: int = 6, channels: int = 2) -> Any:
@@ -125,17 +122,10 @@ def _hdf5(folder: Path) -> None:
 
 
 def _read_hdf5(_: Path, file: Path) -> Any:
-    from namm.datasets import open_images, read_images
-    from namm.datasets.user_files import look
-    from namm.errors import NammError
+    from namm.datasets import open_images
 
-    try:
-        found = look(file, "images", "NCHW").shape
-    except NammError:
-        found = None
     with open_images(file, key="images", layout="NCHW") as images:
-        some = images[[0, len(images) - 1]]
-    return found, some, read_images(file, key="images", layout="NCHW")
+        return images[[0, len(images) - 1]], images[:]
 
 
 def _store(folder: Path) -> None:
@@ -145,10 +135,9 @@ def _store(folder: Path) -> None:
 
 
 def _read_store(_: Path, file: Path) -> Any:
-    from namm.cli.options import file_attributes, rule_settings
+    from namm.cli.options import rule_settings
     from namm.datasets import open_store
 
-    file_attributes(file)
     rule_settings("burgers", file)
     with open_store(file) as store:
         train, _sizes = store["train"], store.sizes
@@ -242,17 +231,20 @@ def _undated(path: Path) -> None:
 
 def _read_numpy(_: Path, file: Path) -> Any:
     from namm.datasets import read_images
-    from namm.datasets.readers import read_arrays
-    from namm.datasets.user_files import look
-    from namm.errors import NammError
 
-    key = "images" if file.suffix == ".npz" else None
-    try:
-        found: Any = look(file, layout="NCHW").counts
-        found = [found, read_arrays(file)] if key else found
-    except NammError:
-        found = None
-    return found, read_images(file, key=key, layout="NCHW")
+    return read_images(file, key="images" if file.suffix == ".npz" else None, layout="NCHW")
+
+
+def _all_arrays(folder: Path) -> None:
+    for make in (_hdf5, _npy, _npz):
+        make(folder)
+
+
+def _read_look(_: Path, file: Path) -> Any:
+    from namm.datasets.user_files import content_hash, look
+
+    found = look(file, "images" if file.suffix == ".h5" else None, "NCHW")
+    return found, found.sizes({"train": 0, "val": 0, "test": 0}), content_hash(file)
 
 
 def _png(folder: Path) -> None:
@@ -323,12 +315,10 @@ def _read_flax(_: Path, file: Path) -> Any:
 
 def _run(folder: Path) -> None:
     from namm.experiments.engine.folder import Record, write_record
-    from namm.experiments.engine.settings_file import to_yaml
-    from namm.experiments.presets import preset
     from namm.files import write_json
 
     write_json(folder / "run.json", {"kind": "namm run", "experiment": "burgers", "created": "2026-01-01"})
-    (folder / "settings.yaml").write_text(to_yaml(preset("burgers")))
+    (folder / "settings.yaml").write_text("experiment: burgers\n")
     record = {"started": "2026-01-01", "finished": "2026-01-02", "seconds": 1.5, "results": {"n_train": 3}}
     about: dict[str, Any] = {"status": "complete", "files": ("data.h5",), "attempts": 1, **record}
     write_record(folder / "data", Record("data", "0123456789abcdef", {"a": 1}, {}, **about))
@@ -336,9 +326,9 @@ def _run(folder: Path) -> None:
 
 
 def _read_run(folder: Path, _: Path) -> Any:
-    from namm.experiments.engine.folder import describe_run, read_failure, read_record, stage_states
+    from namm.experiments.engine.folder import describe_run, read_failure, read_record
 
-    return describe_run(folder), stage_states(folder), read_record(folder / "data"), read_failure(folder, "k")
+    return describe_run(folder), read_record(folder / "data"), read_failure(folder, "k")
 
 
 def _json(folder: Path) -> None:
@@ -456,13 +446,14 @@ def _read_source(folder: Path, _: Path) -> Any:
 
 
 READERS: dict[str, Reader] = {
-    "settings": Reader(_yaml, ("burgers.yaml", "small.yaml"), _read_yaml),
+    "settings": Reader(_yaml, ("flow.yaml", "block.yaml"), _read_yaml),
     "hdf5": Reader(_hdf5, ("plain.h5", "packed.h5", "latest.h5"), _read_hdf5),
     "store": Reader(_store, ("x.h5",), _read_store),
     "samples": Reader(_samples, ("x.h5",), _read_samples),
     "posterior": Reader(_posterior, ("x.h5",), _read_posterior),
     "npy": Reader(_npy, ("a.npy", "b.npy"), _read_numpy),
     "npz": Reader(_npz, ("plain.npz", "packed.npz"), _read_numpy),
+    "look": Reader(_all_arrays, ("plain.h5", "latest.h5", "a.npy", "plain.npz"), _read_look),
     "png": Reader(_png, ("grey/x.png", "colour/x.png", "bits/x.png"), _read_png),
     "flax": Reader(_flax, ("map", "score"), _read_flax),
     "run": Reader(_run, ("run.json", "data/stage.json", "failure.json"), _read_run),
@@ -584,9 +575,12 @@ def worker(name: str, seed: int, bounds: tuple[int, int], folder: Path, state: A
 
     `state` holds the input at work, when it was begun, how many were read, whether any was begun, and its file.
     """
+    from diffusers.utils import logging
+
     from namm.errors import NammError
 
     warnings.simplefilter("ignore")
+    logging.set_verbosity(logging.CRITICAL)
     reader = READERS[name]
     _speed_up_guard()
     reader.make(folder)
@@ -629,10 +623,10 @@ def _original(reader: Reader, folder: Path, file: str) -> Any:
         return None
 
 
-def _speed_up_guard() -> None:
+def _speed_up_guard(put: Callable[..., None] = setattr) -> None:
     import namm.hdf5
 
-    namm.hdf5.SECONDS = GUARD
+    put(namm.hdf5, "SECONDS", GUARD)
 
 
 def input_number(i: int, name: str, seed: int, originals: Mapping[str, bytes]) -> tuple[str, bytes]:
@@ -724,10 +718,9 @@ class Campaign:
             self._end("hang", f"longer than {SECONDS:g} s")
         elif not alive:
             code = self.process.exitcode
-            crashed = code != 0
-            self._end("crash" if crashed else "", f"the process ended with {code}")
-            if crashed and not ready:
+            if not ready:
                 raise RuntimeError(f"the process of {self.name} did not start: it ended with {code}")
+            self._end("crash" if code != 0 else "", f"the process ended with {code}")
         elif time.time() - self.saved > SAVE_EVERY:
             self._save()
         return self.process is None and self.progress.done >= self.options.inputs

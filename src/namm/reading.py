@@ -11,10 +11,11 @@ Every reader of the package keeps four rules:
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from namm.errors import DataError, MemoryShortage, NammError
 
@@ -90,6 +91,25 @@ def read_text(path: Path, most: int = LARGEST_RECORD) -> str:
 def load_json(path: Path, most: int = LARGEST_RECORD) -> Any:
     """The value in a JSON file; to be called in `damage_as`."""
     return json.loads(read_text(path, most))
+
+
+V = TypeVar("V")
+
+
+def typed(kind: type[V], values: Any) -> V:
+    """A dataclass from the mapping of its fields in a file; a value of another type is a `TypeError` that names it."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"it holds {type(values).__name__}, not a mapping")
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        allowed = tuple(get_origin(each) or each for each in get_args(hints.get(name)) or (hints.get(name, object),))
+        if get_origin(hints.get(name)) not in (Union, UnionType):
+            allowed = (get_origin(hints.get(name)) or hints.get(name, object),)
+        if float in allowed:
+            allowed = (*allowed, int)
+        if Any not in allowed and not isinstance(value, allowed):
+            raise TypeError(f"{name} is {str(value)[:80]!r}, a {type(value).__name__}")
+    return kind(**values)
 
 
 # Unpacking

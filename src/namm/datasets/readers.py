@@ -201,8 +201,13 @@ class LazyImages:
 def hdf5_arrays(file: h5py.File) -> dict[str, h5py.Dataset]:
     """All arrays of an open file by name, those in groups included."""
     arrays: dict[str, h5py.Dataset] = {}
+
+    def note(name: str | bytes, item: object) -> None:
+        if isinstance(item, h5py.Dataset):
+            arrays[name if isinstance(name, str) else name.decode(errors="replace")] = item  # a name may be no text
+
     with damage_as(DataError, f"{file.filename} cannot be read ({REASON}): it is damaged; write it anew."):
-        file.visititems(lambda name, item: arrays.update({name: item}) if isinstance(item, h5py.Dataset) else None)
+        file.visititems(note)
     return arrays
 
 

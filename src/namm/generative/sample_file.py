@@ -224,6 +224,8 @@ class SampleFile(store.GrownFile):
         if "after" not in self._file:
             return None
         arrays: dict[str, Any] = {name: self.numbers(name).astype(np.float64) for name in ARRAYS}
+        if len({len(self.images), *map(len, arrays.values())}) != 1:
+            raise DataError(f"{self.path} holds a certificate of other images: its arrays differ in length.")
         about = self.parameters
         with damage_as(DataError, f"{self.path} holds no certificate that can be read ({REASON}): sample anew."):
             return Certificate(str(about["rule"]), "polishing", float(about.get("floor", 0.0)), **arrays)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from namm.digests import require_sealed, require_signed, seal, signed
@@ -30,6 +31,8 @@ from namm.weights_file import require_finite
 NETWORKS: dict[str, type[ICNN] | type[ResNet] | type[RuleNet]] = {"ICNN": ICNN, "ResNet": ResNet, "RuleNet": RuleNet}
 CONFIG, STATISTICS = "config.json", "standardisation.json"
 """File of a network's configuration; file of mean and scale beside the networks, where they have any."""
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+"""What diffusers calls the file of a network's weights."""
 REMEDY = (
     "copy it anew, or delete the map's folder: the command that trained it writes it again, from its last checkpoint."
 )
@@ -150,22 +153,27 @@ class IdentityMap(nn.Module):
         return at_least_float32(y)
 
 
-def require_affordable(folder: Path, kind: type[ICNN] | type[ResNet] | type[RuleNet]) -> None:
-    """Refuse a configuration that asks for more than the file of weights beside it can fill.
+def _require_fitting(folder: Path, kind: type[ICNN] | type[ResNet] | type[RuleNet]) -> None:
+    """Refuse a configuration whose network is not exactly the one that the weights beside it are for.
 
-    A network is built before its weights are read, and a few digits in its configuration can ask for all memory, or for
-    layers without end.
+    A network is built before its weights are read: a few digits in its configuration can ask for all memory, or for
+    layers without end. And weights that a file lacks would be left undefined.
     """
     config = {name: value for name, value in kind.load_config(folder).items() if not name.startswith("_")}
     for name in DEPTHS & config.keys():
         if not isinstance(config[name], int) or config[name] > DEEPEST:
             raise ValueError(f"{name} is {config[name]}, and at most {DEEPEST} is believed")
-    with torch.device("meta"):
+    with torch.device("meta"):  # without memory
         outline: Any = kind.from_config(config)
-    asked = sum(tensor.numel() for tensor in outline.state_dict().values())
-    there = sum(require_plain(file) for file in folder.glob("*.safetensors"))
-    if 2 * asked > there:  # two bytes are the narrowest weight
-        raise ValueError(f"its configuration asks for {asked} weights, and its files have {there} bytes")
+    asked = {name: list(tensor.shape) for name, tensor in outline.state_dict().items()}
+    require_plain(folder / WEIGHTS)
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        there = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    if wrong := sorted(name for name in asked.keys() | there.keys() if asked.get(name) != there.get(name)):
+        name = wrong[0]
+        raise ValueError(
+            f"its configuration asks for {name} of shape {asked.get(name)}, and its file has {there.get(name)}"
+        )
 
 
 def _load_statistics(path: Path) -> dict[str, Any]:
@@ -189,7 +197,7 @@ def _load_network(folder: Path) -> nn.Module:
         raise CheckpointError(f"{config} names the network {name!r}; known are {', '.join(NETWORKS)}.")
     require_sealed(folder, REMEDY)
     with damage_as(CheckpointError, f"{folder} cannot be loaded as a {name}: {REASON}."):
-        require_affordable(folder, NETWORKS[name])
+        _require_fitting(folder, NETWORKS[name])
         network: nn.Module = NETWORKS[name].from_pretrained(folder, local_files_only=True, use_safetensors=True)
     require_finite(network, str(folder))
     return network

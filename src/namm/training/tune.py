@@ -31,7 +31,7 @@ from namm.maps import ICNN, MirrorMap, RuleNet
 from namm.maps.icnn import project_weights
 from namm.maps.layers import Boundary
 from namm.numerics import fold, generator
-from namm.reading import REASON, damage_as, load_json
+from namm.reading import REASON, damage_as, load_json, typed
 from namm.training.objectives import MapObjective, ModelErrors, Noise, Weights, identity_regulariser, perturb
 from namm.training.settings import CHOSEN, CLOSENESS
 from namm.training.trainer import clock
@@ -226,7 +226,7 @@ def chosen_once(folder: Path | None, choose: Callable[[], Tuning]) -> Tuning:
 def _read(path: Path) -> Tuning:
     with damage_as(CheckpointError, f"{path} cannot be read ({REASON}): remove the folder and train anew."):
         values = load_json(path)
-        return Tuning(**{**values, "trials": tuple(Trial(**trial) for trial in values["trials"])})
+        return typed(Tuning, {**values, "trials": tuple(typed(Trial, trial) for trial in values["trials"])})
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ stage.json; setting aside and bringing back are one rename each; every file is w
 Imports no torch.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -38,6 +39,7 @@ from namm.files import (
     write_atomically,
     write_json,
 )
+from namm.reading import REASON, damage_as, typed
 
 KIND = "namm run"
 RUN, SETTINGS, RECORD, FAILURE = "run.json", "settings.yaml", "stage.json", "failure.json"
@@ -79,7 +81,7 @@ class Record:
 
     def is_complete(self, folder: Path) -> bool:
         """Whether it came to its end and everything it made is still there."""
-        return self.status == "complete" and all((folder / name).exists() for name in self.files)
+        return self.status == "complete" and all(os.path.exists(folder / name) for name in self.files)
 
 
 def now() -> str:
@@ -143,7 +145,9 @@ def read_record(folder: Path) -> Record:
         raise RunFolderError(f"{folder / RECORD} was not written by namm: move {folder} away.")
     found = require_signed(folder / RECORD, found, _remedy(folder), RunFolderError)
     known = {f.name: found[f.name] for f in fields(Record) if f.name in found}
-    return Record(**known | {"files": tuple(found.get("files", ()))})
+    with damage_as(RunFolderError, f"{folder / RECORD} cannot be read ({REASON}): move {folder} away."):
+        files = tuple(str(Path(name)) for name in found.get("files", ()))
+        return typed(Record, known | {"files": files})
 
 
 def write_record(folder: Path, record: Record) -> None:

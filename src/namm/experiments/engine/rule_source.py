@@ -252,7 +252,7 @@ def _modules(root: Path, name: str) -> Iterator[tuple[str, File]]:
             is_package = file.name.startswith("__init__.")
             yield from _package(folder, prefix) if is_package else [(prefix, File(file, file.read_bytes(), False))]
             return
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # pathlib raises on names that are too long
             return
         folders.append((prefix, File(folder, None, True)))
 

@@ -1,0 +1,40 @@
+"""Bytes that let libhdf5 loop for ever. No such file is needed here: a child that sleeps hangs just as well."""
+
+import time
+
+import pytest
+from hostile_hdf5 import IMAGES, file_with
+
+import namm.hdf5
+from namm.datasets import read_images
+from namm.errors import DataError
+
+HANGING = "import signal, sys, json, time\nfor line in sys.stdin:\n  signal.alarm(0); %s"
+ENDINGS = {
+    "hangs": "signal.setitimer(signal.ITIMER_REAL, json.loads(line)[1]); time.sleep(60)",
+    "crashes": "import os; os.abort()",
+    "ends": "sys.exit(0)",
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_a_file_whose_inspection_does_not_end_is_refused(tmp_path, monkeypatch, how):
+    child = tmp_path / "child.py"
+    child.write_text(HANGING % ENDINGS[how])
+    guard = namm.hdf5.Guard()
+    monkeypatch.setattr(namm.hdf5, "GUARD", guard)
+    monkeypatch.setattr(namm.hdf5, "INSPECTOR", child)
+    monkeypatch.setattr(namm.hdf5, "SECONDS", 0.1)
+    file = file_with(tmp_path, lambda f: f.create_dataset("images", data=IMAGES))
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"did not end within 0\.1 seconds, or crashed, as libhdf5 does on damaged"):
+        read_images(file, key="images", layout="NCHW")
+    assert time.monotonic() - began < 20
+    assert guard.child is None
+
+
+def test_the_next_file_is_read(tmp_path):
+    """A new child takes the place of one that was ended."""
+    namm.hdf5.GUARD.stop()
+    file = file_with(tmp_path, lambda f: f.create_dataset("images", data=IMAGES))
+    assert read_images(file, key="images", layout="NCHW").shape == IMAGES.shape

@@ -1,0 +1,38 @@
+"""A zip bomb: a megabyte of NPZ that unpacks to a gigabyte of zeros."""
+
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import numpy as np
+import pytest
+from numpy.lib.format import write_array_header_1_0
+
+from namm.datasets import read_images
+from namm.datasets.user_files import look
+from namm.errors import DataError
+
+
+def npz(path, shape, zeros):
+    """An NPZ file whose header says `shape`, and with so many bytes after it."""
+    with ZipFile(path, "w", ZIP_DEFLATED, compresslevel=1) as archive, archive.open("images.npy", "w") as file:
+        write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        for _ in range(zeros // 2**22):
+            file.write(bytes(2**22))
+    return path
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
+    file = npz(tmp_path / "x.npz", (2**17, 1, 32, 32), 2**26)  # claims eight times what it has, to be made faster
+    with pytest.raises(DataError, match=r"x\.npz, images takes .* would unpack to 512 MiB.* more than 256-fold"):
+        read_images(file, key="images", layout="NCHW")
+    assert look(file, layout="NCHW").counts["images"] == 2**17  # the header alone is read
+
+
+def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path):
+    with pytest.raises(DataError, match="its header says"):
+        read_images(npz(tmp_path / "x.npz", (1024, 1, 64, 64), 2**22), key="images", layout="NCHW")
+
+
+def test_what_compresses_well_is_read(tmp_path):
+    bits = (np.random.default_rng(0).random((100, 1, 16, 16)) > 0.5).astype(np.float32)
+    np.savez_compressed(tmp_path / "x.npz", images=bits)
+    np.testing.assert_array_equal(read_images(tmp_path / "x.npz", key="images", layout="NCHW"), bits)
