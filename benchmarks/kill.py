@@ -75,6 +75,8 @@ class Options:
     """Places, evenly spread over those that need room, at which the disk is full, and stays so until the run ends."""
     torchrun: int = 0
     """Kills of one of two processes under torchrun, or of both, five in a row."""
+    until: str = MAIN_LINE
+    """The last stage of all these runs."""
     seed: int = 0
     out: Path = Path("runs/kill")
     """Folder of the runs and of what was found; what is done is not done again."""
@@ -108,7 +110,7 @@ def tiny() -> Preset:
     return replace(base, settings=settings)
 
 
-def go(folder: Path, until: str = MAIN_LINE) -> None:
+def go(folder: Path, until: str) -> None:
     """The run, or the rest of it."""
     torch.set_num_threads(1)
     run(tiny(), folder, until=until, log=lambda line: None, progress=False, force=True)
@@ -191,7 +193,7 @@ class Watched:
 
 
 class Watch:
-    """Is called before every durable call; knows all places, or ends this process or the room on the disk at one of them.
+    """Is called before every durable call; knows all places, kills this process at one, or fills the disk there.
 
     For a process that ends soon: what it wraps stays wrapped.
     """
@@ -258,13 +260,13 @@ class Watch:
         setattr(os, "open", opened)  # noqa: B010
 
 
-def all_places(folder: Path) -> list[Place]:
-    """Every place of a whole run, which `folder` then holds, in the order of their stages."""
+def all_places(folder: Path, until: str) -> list[Place]:
+    """Every place of a run up to a stage, which `folder` then holds, in the order of their stages."""
     notes = folder.with_name("places.json")
 
     def count() -> None:
         watch = Watch()
-        go(folder)
+        go(folder, until)
         places = list(watch.calls)
         with Path(notes).open("w") as file:
             json.dump(places, file)
@@ -339,7 +341,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".h5": _arrays,
     ".safetensors": _weights,
     ".npz": _pictures,
-    ".html": lambda path: NUMBERS.sub("#", path.read_text()),
+    ".html": lambda path: NUMBERS.sub("#", path.read_text().replace(path.parents[1].name, "RUN")),
 }
 
 
@@ -416,23 +418,23 @@ def _up_to(place: Place, whole: Path, folder: Path) -> str:
     return place[0]
 
 
-def finished(folder: Path, whole: Path, last: str = MAIN_LINE) -> list[str]:
+def finished(folder: Path, whole: Path, last: str) -> list[str]:
     """Let a run come to the end of a stage, and compare it with the whole one."""
     if code := exit_code(forked(lambda: go(folder, last))):
         return [f"could not go on (exit code {code})"]
     return differences(folder, whole, last)
 
 
-def kill_at_random(rng: random.Random, whole: Path, folder: Path, longest: float, kills: int) -> tuple[int, list[str]]:
-    """Kill a run so many times, each at most `longest` seconds after it was begun; let it end, and compare it."""
+def kill_at_random(rng: random.Random, whole: Path, folder: Path, longest: float, until: str) -> tuple[int, list[str]]:
+    """Kill a run a few times, each at most `longest` seconds after it was begun; let it end, and compare it."""
     shutil.rmtree(folder, ignore_errors=True)
     done = 0
-    for _ in range(kills):
-        pid = forked(lambda: go(folder))
+    for _ in range(CHAIN):
+        pid = forked(lambda: go(folder, until))
         time.sleep(rng.uniform(0, longest))
         os.kill(pid, signal.SIGKILL)
         done += exit_code(pid) == -signal.SIGKILL
-    return done, finished(folder, whole)
+    return done, finished(folder, whole, until)
 
 
 # Two processes
@@ -464,12 +466,12 @@ def worker(folder: Path) -> None:
         go(folder, TWO_UNTIL)
 
 
-def kill_two(rng: random.Random, whole: Path, folder: Path, longest: float, kills: int) -> tuple[int, list[str]]:
-    """Kill one of two processes, or both, so many times; let the run end, and compare it."""
+def kill_two(rng: random.Random, whole: Path, folder: Path, longest: float) -> tuple[int, list[str]]:
+    """Kill one of two processes, or both, a few times; let the run end, and compare it."""
     shutil.rmtree(folder, ignore_errors=True)
     ranks = [folder.with_name(f"{folder.name}.rank{rank}") for rank in (0, 1)]
     done = 0
-    for _ in range(kills):
+    for _ in range(CHAIN):
         for path in ranks:
             path.unlink(missing_ok=True)
         process = torchrun(folder)
@@ -499,8 +501,8 @@ def main() -> int:
         return 0
     options = tyro.cli(Options, description=__doc__)
     options.out.mkdir(parents=True, exist_ok=True)
-    whole, results, rng = options.out / "whole", Results(options.out / "found.jsonl"), random.Random(options.seed)
-    places = all_places(whole)
+    whole, results, rng = options.out / "the-whole", Results(options.out / "found.jsonl"), random.Random(options.seed)
+    places = all_places(whole, options.until)
     try_places(places, options, whole, results)
     if options.random:
         try_at_random(options, whole, results, rng)
@@ -519,7 +521,7 @@ def try_places(places: Sequence[Place], options: Options, whole: Path, results: 
     ):
         for place in spread(among, asked):
             if not results.has(kind, name := " ".join(place)):
-                results.add(Found(kind, name, 1, tuple(attempt(place, whole, options.out / "killed"))))
+                results.add(Found(kind, name, 1, tuple(attempt(place, whole, options.out / "the-killed"))))
 
 
 def spread(places: Sequence[Place], count: int) -> list[Place]:
@@ -531,18 +533,18 @@ def spread(places: Sequence[Place], count: int) -> list[Place]:
 def try_at_random(options: Options, whole: Path, results: Results, rng: random.Random) -> None:
     """Chains of kills at random moments."""
     began = time.monotonic()
-    exit_code(forked(lambda: go(options.out / "timed")))
+    exit_code(forked(lambda: go(options.out / "timed", options.until)))
     longest = time.monotonic() - began
     shutil.rmtree(options.out / "timed")
     for k in range(-(-options.random // CHAIN)):
         if not results.has("random", str(k)):
-            kills, found = kill_at_random(rng, whole, options.out / "killed", 0.5 * longest, CHAIN)
+            kills, found = kill_at_random(rng, whole, options.out / "the-killed", 0.5 * longest, options.until)
             results.add(Found("random", str(k), kills, tuple(found)))
 
 
 def try_two(options: Options, results: Results, rng: random.Random) -> None:
     """Chains of kills of two processes."""
-    whole, began = options.out / "two", time.monotonic()
+    whole, began = options.out / "the-two", time.monotonic()
     shutil.rmtree(whole, ignore_errors=True)
     process = torchrun(whole)
     _, said = process.communicate()
@@ -551,7 +553,7 @@ def try_two(options: Options, results: Results, rng: random.Random) -> None:
     longest = time.monotonic() - began
     for k in range(-(-options.torchrun // CHAIN)):
         if not results.has("torchrun", str(k)):
-            kills, found = kill_two(rng, whole, options.out / "killed-two", 0.5 * longest, CHAIN)
+            kills, found = kill_two(rng, whole, options.out / "the-killed-two", 0.5 * longest)
             results.add(Found("torchrun", str(k), kills, tuple(found)))
 
 

@@ -7,6 +7,9 @@ import pytest
 from PIL import Image
 
 from namm.cli import main
+from namm.datasets import write_store
+from namm.datasets.blackholes import BlackHoles
+from namm.datasets.readers import LazyImages
 
 RULES = """
 import torch
@@ -204,3 +207,17 @@ def test_a_file_of_ours_brings_its_split_and_its_numbers(check):
     code, _, err = check("burgers", "ours.h5", "--dt", "0.025")  # another rule than the images were made with
     assert code == 1
     assert "the data break the constraint Burgers" in err
+
+
+@pytest.mark.parametrize("suffix", ["npy", "h5"])
+def test_images_stay_in_their_file(check, suffix, monkeypatch):
+    """A file that is larger than memory can be checked."""
+    write_store("flux.h5", BlackHoles(size=8), {"train": 70})
+    read, whole = [], LazyImages.__getitem__
+    monkeypatch.setattr(LazyImages, "__getitem__", lambda x, i: read.append(len(np.arange(len(x))[i])) or whole(x, i))
+    arguments = ["flux", f"flux.{suffix}", *(["--layout", "NCHW"] if suffix == "npy" else [])]
+    code, said, _ = check(*arguments)
+    assert code == 0, said
+    assert f"TotalFlux on {70 if suffix == 'h5' else 30} images" in said
+    assert read
+    assert max(read) <= 256

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from namm.constraints import Constraint, TotalFlux, constraint, contract
 from namm.constraints.contract import ConstraintReport, check_at, unusual
+from namm.datasets.readers import LazyImages
 from namm.errors import ConstraintError, DataError, UsageError
 
 TOTAL = 10.0
@@ -308,3 +309,22 @@ def test_check_brings_the_images_to_the_rule_and_leaves_it_there(monkeypatch):
     rule = constraint(lambda x: seen.add(x.dtype) or excess(x).abs())
     assert rule.check(x.float(), batch_size=8).n == len(x)
     assert seen == {torch.float64}
+
+
+def test_images_in_a_file_are_checked_slice_by_slice(tmp_path):
+    x = data(23).float()
+    x[17] += 1e-3
+    np.save(tmp_path / "x.npy", x.numpy())
+    read = []
+
+    class Counting(LazyImages):
+        def __getitem__(self, index):
+            rows = super().__getitem__(index)
+            read.append(len(rows))
+            return rows
+
+    lazily = Counting(np.load(tmp_path / "x.npy", mmap_mode="r"), "NCHW", tmp_path / "x.npy")
+    assert TotalFlux(TOTAL).check(lazily, batch_size=8) == TotalFlux(TOTAL).check(x, batch_size=8)
+    assert max(read) <= 8
+    one = Counting(x[:1].numpy(), "NCHW", "one")
+    assert TotalFlux(TOTAL).check(one) == TotalFlux(TOTAL).check(x[:1])

@@ -6,8 +6,8 @@ A file holds named arrays, each in blocks of rows, and as attributes what they w
 Since a block is a pure function of the attributes and its number, to go on after an interruption is to make each block
 again whose stored values do not match their stored checksum.
 
-All space is allocated when the file is begun. Writing a block then changes values and one checksum, never HDF5's own
-index, so a kill leaves nothing in it half done.
+All space is claimed when the file is begun: a disk that is too small is known at once. Writing a block then changes
+values and one checksum, never HDF5's own index, so a kill leaves nothing in it half done.
 """
 
 import json
@@ -38,13 +38,16 @@ from namm.datasets.checksums import (
 from namm.datasets.readers import LazyImages
 from namm.digests import SIGNATURE
 from namm.errors import DataError, RunFolderError, UsageError
-from namm.files import beside, only_writer, publish, refuse_link, require_same
+from namm.files import beside, only_writer, publish, refuse_link, require_same, reserve
 from namm.hdf5 import attributes, open_hdf5
 from namm.progress import ProgressBar
 from namm.reading import REASON, damage_as, require_room
 
 CHUNK_BYTES = 128 * 1024
 """Rows are chunked on disk in pieces of about this size: small enough to read shuffled batches."""
+
+ROOM = 64 * 1024
+"""What a file takes besides its arrays, at least."""
 
 Block = tuple[str, int]
 """Array and number of a block."""
@@ -87,10 +90,12 @@ def grow(
         if (blocks := _missing(partial, header)) is None:
             draft = beside(partial, ".draft")  # until its layout is whole: no kill leaves half of one
             draft.unlink(missing_ok=True)  # a link, too, which h5py would write through
+            reserve(draft, _bytes_needed(arrays))
             with h5py.File(draft, "w", track_order=True) as file:
                 begin(file)
                 _lay_out(file, arrays, header, rows, dtypes or {})
                 seal_header(file)
+            reserve(draft, draft.stat().st_size)
             os.replace(draft, partial)
             blocks = _missing(partial, header) or []
         with h5py.File(partial, "r+") as file:
@@ -118,6 +123,12 @@ def unwritten(file: h5py.File) -> list[Block]:
 def made_from(file: h5py.File) -> dict[str, Any]:
     """The attributes of an open file, without their digest."""
     return {name: value for name, value in attributes(file).items() if name != SIGNATURE}
+
+
+def _bytes_needed(arrays: Mapping[str, tuple[int, ...]]) -> int:
+    """About as much as a file of these arrays takes, with HDF5's own index and some more."""
+    values = sum(int(np.prod(shape, dtype=np.int64)) for shape in arrays.values())
+    return round(4.1 * values) + ROOM
 
 
 def _require_complete(path: Path, header: Header) -> None:
