@@ -104,7 +104,7 @@ def polish(
         UsageError: A scale, bounds or pixels that fit no image.
     """
     check_images(x, "images")
-    s = _scale(scale, frozen, tuple(x.shape[1:]))
+    s = pixel_scale(scale, frozen, tuple(x.shape[1:]))
     ends = _checked_bounds(bounds)
     if not 0 <= floor < math.inf:
         raise UsageError(f"floor must be a finite ℓ ≥ 0, not {floor}.")
@@ -179,7 +179,9 @@ def _rounded(found: Tensor, dtype: torch.dtype, wide: WideRule) -> tuple[Tensor,
     return torch.where(better, at_random, near), np.fmin(distance, other_distance)
 
 
-def _scale(scale: float | Sequence[float] | Tensor | None, frozen: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+def pixel_scale(
+    scale: float | Sequence[float] | Tensor | None, frozen: Tensor | None, shape: tuple[int, ...]
+) -> Tensor:
     """s of every pixel, (1, C, H, W) in float64, 0 where it is frozen."""
     try:
         s = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64).cpu()
