@@ -10,6 +10,7 @@ every file, so that a damaged folder is refused before anything is built from it
 import copy
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,21 +29,25 @@ import namm.maps.resnet
 import namm.maps.rulenet  # noqa: F401
 from namm.constraints.base import Constraint, FunctionConstraint
 from namm.constraints.description import describe, rebuild
-from namm.errors import CheckpointError, NammError, UsageError
+from namm.errors import CheckpointError, NammError, NammWarning, UsageError
 from namm.evaluation.verdict import Verdict
 from namm.exact import polish as polish_images
 from namm.files import write_atomically, write_json
-from namm.generative.base import GenerativeModel
+from namm.generative.base import GenerativeModel, channel_statistics, evaluating
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
+from namm.generative.repair import FEW, another_range
 from namm.generative.samplers import DPMSolver, Sampler, UniPC
 from namm.generative.schedules import VPSDE, Epsilon, Prediction, Velocity
 from namm.maps import IdentityMap, MirrorMap
+from namm.numerics import generator as seeded
 
 INDEX = "model_index.json"
 PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": Velocity()}  # diffusers' names
 MOVED = {"namm.generative.ncsnpp": "namm.generative.networks.ncsnpp.network"}
 """Modules that pipelines of version 0.1 name in their index, and where their classes are now."""
+PROBES = 4
+"""Images of noise whose g says what mirror images are like."""
 SCHEDULERS = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
 
 
@@ -93,6 +98,7 @@ class NAMMPipeline(DiffusionPipeline):
             standardisation=dict(standardisation or {}),
         )
         _ = self.diffusion  # refuses settings that make no model
+        self._refuse_another_range()
 
     @classmethod
     def from_parts(
@@ -189,12 +195,48 @@ class NAMMPipeline(DiffusionPipeline):
         x, y = self.mirrored.sample_pairs(
             batch_size, sampler=self.sampler(num_inference_steps), generator=generator, progress=not quiet
         )
+        self._warn_of_another_range(x)
         if polish:
             x = polish_images(x, self.constraint, scale=self.config.standardisation.get("scale")).images
         outputs: tuple[Any, ...] = (x, y, self.constraint(x))
         if output_type == "np":
             outputs = tuple((part.movedim(1, -1) if part.ndim > 1 else part).cpu().numpy() for part in outputs)
         return NAMMPipelineOutput(*outputs) if return_dict else outputs
+
+    # Ranges
+
+    def _refuse_another_range(self) -> None:
+        """Refuse a model whose statistics are not those of mirror images, as g makes them of standardised noise."""
+        if self.g is None or not self.config.standardisation:
+            return
+        model = self.diffusion
+        noise = torch.randn((PROBES, *model.sample_shape), generator=seeded(0, "range")).to(self.g.device)
+        with torch.no_grad(), evaluating(self.g):
+            centre, scale = channel_statistics(self.g(noise), model.sample_shape)
+        mean, deviation = (each.double().flatten().cpu() for each in (model.mean, model.scale))
+        unfitted = bool((mean == 0).all() and (deviation == 1).all())
+        difference = None if unfitted else another_range(mean, deviation, centre, scale)
+        if difference is not None:
+            raise UsageError(
+                f"{difference.format('what the model draws', 'the mirror images of g')}: this model was trained on "
+                f"images, or in another range. {TWO_WAYS}"
+            )
+
+    def _warn_of_another_range(self, x: Tensor) -> None:
+        """Warn of samples that are far from the data of the maps, where these know them."""
+        if self.f is None or not (known := self.config.standardisation) or not torch.isfinite(x).all():
+            return
+        centre, scale = (torch.tensor(known[name], dtype=torch.float64) for name in ("mean", "scale"))
+        mean, deviation = channel_statistics(x, self.diffusion.sample_shape)
+        difference = another_range(mean, deviation, centre, scale, slack=1 if len(x) >= FEW else 2)
+        if difference is not None:
+            said = difference.format("these samples", "the maps' data")
+            warnings.warn(
+                f"{said}: the model has learned too little, or "
+                f"it was not trained on mirror images, or in another range. {TWO_WAYS}",
+                NammWarning,
+                stacklevel=3,
+            )
 
     # Folders
 
@@ -262,6 +304,13 @@ class NAMMPipeline(DiffusionPipeline):
             verdict = "\n".join([f"**{first.capitalize()}**", "", *(f"- {line.strip()}" for line in others)])
         about = {"rule": repr(self.constraint), "option": option, "parts": "; ".join(parts), "verdict": verdict}
         return CARD.format(**about, **self.config.diffusion)
+
+
+TWO_WAYS = (
+    "Train it on mirror images, by namm.train_model(model, data, mirror); or leave a model of images as it is, with "
+    "IdentityMap() for the maps, and mend what it draws, in the units of the data, by namm.repair(images, mirror)."
+)
+"""What to do with a model that does not belong to the maps."""
 
 
 CARD = """---
