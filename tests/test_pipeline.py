@@ -12,6 +12,7 @@ from diffusers import DDPMScheduler, DPMSolverMultistepScheduler, UNet2DModel, U
 from safetensors.torch import load_file
 from torch import nn
 
+from namm import polish
 from namm.constraints import Periodic, TotalFlux, constraint
 from namm.errors import CheckpointError, NammWarning, UsageError
 from namm.generative import VPSDE, DiffusersNetwork, Diffusion, DPMSolver, Epsilon, Mirrored, NCSNpp, UniPC, Velocity
@@ -338,3 +339,13 @@ def test_samples_far_from_the_data_of_the_maps_are_warned_of(tmp_path):
     with pytest.warns(NammWarning, match=r"channel 0 of these samples .* where the maps' data have 5.00 and 2.00"):
         draw(pipe, n=16)
     NAMMPipeline.from_pretrained(tmp_path, g=None)  # nothing is known of mirror images without g
+
+
+def test_the_card_states_how_near_to_the_rule_polished_samples_were(parts, tmp_path):
+    pipe = NAMMPipeline.from_parts(*parts, RULE)
+    assert "Polished" not in pipe.model_card()
+    certificate = polish(draw(pipe).images, RULE).certificate.summary()
+    NAMMPipeline.from_parts(*parts, RULE, certificate=certificate).save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "3 of 3 images reach the rule, by Gauss-Newton: mean ℓ in float64" in card
+    assert NAMMPipeline.from_pretrained(tmp_path).model_card() == card

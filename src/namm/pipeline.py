@@ -32,6 +32,7 @@ from namm.constraints.description import describe, rebuild
 from namm.errors import CheckpointError, NammError, NammWarning, UsageError
 from namm.evaluation.verdict import Verdict
 from namm.exact import polish as polish_images
+from namm.exact.certificate import sentence
 from namm.files import write_atomically, write_json
 from namm.generative.base import GenerativeModel, channel_statistics, evaluating
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
@@ -73,6 +74,7 @@ class NAMMPipeline(DiffusionPipeline):
         verdict: The judgement on the samples, as `Verdict.as_json` writes it, where they were judged.
         standardisation: Mean and scale of each channel that the maps see images with; empty where they see them as
             they are.
+        certificate: How near to the rule polished samples were, as `Certificate.summary` has it, where any were.
     """
 
     _optional_components = ["g", "f"]  # noqa: RUF012
@@ -87,6 +89,7 @@ class NAMMPipeline(DiffusionPipeline):
         constraint: Constraint | dict[str, Any] | None = None,
         verdict: dict[str, Any] | None = None,
         standardisation: dict[str, list[float]] | None = None,
+        certificate: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(g=g, f=f, network=network, scheduler=scheduler)
@@ -96,6 +99,7 @@ class NAMMPipeline(DiffusionPipeline):
             constraint=describe(self._constraint),
             verdict=verdict,
             standardisation=dict(standardisation or {}),
+            certificate=certificate,
         )
         _ = self.diffusion  # refuses settings that make no model
         self._refuse_another_range()
@@ -107,8 +111,12 @@ class NAMMPipeline(DiffusionPipeline):
         mirror: MirrorMap | IdentityMap,
         constraint: Constraint,
         verdict: Verdict | None = None,
+        certificate: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A pipeline of a trained model, its maps, the rule and the verdict; shares weights, copies standardisation."""
+        """A pipeline of a trained model, its maps and the rule; shares weights, copies standardisation.
+
+        The model card states the `verdict` on the samples, and the `certificate` (its `summary`) of polished ones.
+        """
         if not isinstance(mirror, MirrorMap | IdentityMap):
             raise UsageError(f"the maps must be a MirrorMap or the IdentityMap, not a {type(mirror).__name__}.")
         g, f = (mirror.g, mirror.f) if isinstance(mirror, MirrorMap) else (None, None)
@@ -121,7 +129,8 @@ class NAMMPipeline(DiffusionPipeline):
         scheduler = DPMSolverMultistepScheduler(trained_betas=betas, prediction_type=settings["prediction"])
         seen = mirror.standardisation if isinstance(mirror, MirrorMap) else {}
         judged = None if verdict is None else verdict.as_json()
-        return cls(g, f, network, scheduler, settings, constraint, judged, seen)
+        certified = None if certificate is None else dict(certificate)
+        return cls(g, f, network, scheduler, settings, constraint, judged, seen, certified)
 
     @property
     def constraint(self) -> Constraint:
@@ -303,6 +312,8 @@ class NAMMPipeline(DiffusionPipeline):
             first, *others = self.verdict.lines()
             verdict = "\n".join([f"**{first.capitalize()}**", "", *(f"- {line.strip()}" for line in others)])
         about = {"rule": repr(self.constraint), "option": option, "parts": "; ".join(parts), "verdict": verdict}
+        certificate = self.config.get("certificate")
+        about["polished"] = "" if certificate is None else f"\nPolished, `pipe(polish=True)`: {sentence(certificate)}\n"
         return CARD.format(**about, **self.config.diffusion)
 
 
@@ -323,7 +334,7 @@ The rule is `{rule}`. A diffusion model draws y in mirror space, x = f(y) is the
 each image is from the rule: ℓ(x) ≥ 0, zero where it holds. (C, H, W) = {sample_shape}; prediction: `{prediction}`.
 
 {verdict}
-
+{polished}
 ```python
 from namm import NAMMPipeline
 

@@ -136,6 +136,17 @@ class Certificate:
         return Certificate(first.rule, first.method, first.floor, **arrays, notes=notes)
 
 
+def sentence(summary: Mapping[str, Any]) -> str:
+    """What `Certificate.summary` returned, in words."""
+    n = {name: format_number(summary[name]) for name in ("before_mean", "after_mean", "after_max", "moved_mean")}
+    floor, rounding = format_number(summary["floor"]), format_number(summary["rounding"])
+    return (
+        f"{summary['reached']} of {summary['images']} images reach the rule, by {summary['method']}: mean ℓ in float64 "
+        f"{n['before_mean']} before and {n['after_mean']} after, largest {n['after_max']} (the data's {floor}, "
+        f"rounding {rounding}), moved by {n['moved_mean']} a pixel (root mean square, in units of the scale)."
+    )
+
+
 def certify(images: Images, rule: Constraint, *, floor: float = 0.0, device: torch.device | None = None) -> Certificate:
     """Measure ℓ of images (N, C, H, W) in float64, without changing any.
 

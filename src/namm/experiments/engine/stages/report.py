@@ -121,6 +121,7 @@ def collect(run: Path) -> Contents:
         stages=stages,
         verdict=attempt("evaluate" if "evaluate" in done else "map", lambda: run_verdict(run), None),
         rows=attempt("evaluate", lambda: _rows(metrics, chosen.reported), []),
+        certificates=metrics.get("certificates", {}),
         ours=_costs(done, EQUAL_COMPUTE),
         baseline=_costs(done, ("dm",)),
         step_seconds=_step_seconds(done, chosen),
