@@ -86,18 +86,21 @@ def polish(
         raise UsageError(f"floor must be a finite ℓ ≥ 0, not {floor}.")
     place = torch.device(device if device is not None else getattr(x, "device", "cpu"))
     size = max(1, PIXELS.get(place.type, PIXELS["cpu"]) // math.prod(x.shape[1:]))
-    wide, images, certificates, done = WideRule(rule), [], [], 0
+    wide, images, certificates, done = WideRule(rule), None, [], 0
     with ProgressBar("polish", x.shape[0], visible=progress) as bar:
         for part in in_chunks(x, size):
             start = at_least_float32(part.to(place))
             if not torch.isfinite(start).all():
                 raise DataError(f"an image among {done} to {done + len(part) - 1} holds NaN or inf: nothing is near.")
             image, certificate = _polish_batch(start, wide, s.to(place), ends, floor)
-            images.append(image.to(x.device) if isinstance(x, Tensor) else image.cpu())
+            if images is None:
+                images = image.new_empty(tuple(x.shape), device=getattr(x, "device", "cpu"))
+            images[done : done + len(part)] = image
             certificates.append(certificate)
             done += len(part)
             bar.advance(len(part))
-    return Polished(torch.cat(images), Certificate.joined(certificates))
+    assert images is not None  # there is at least one
+    return Polished(images, Certificate.joined(certificates))
 
 
 def can_polish(rule: Constraint) -> bool:
