@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+
 from shared import peak_bytes
 
 ASKED = 2 * 2**30

@@ -31,7 +31,7 @@ CHUNK = 64
 """Images measured at a time."""
 MAGNIFIED = 1024
 """Rounding errors are measured this many times enlarged."""
-DRAWS, STEADY = 8, 0.25
+DRAWS, STEADY = 16, 0.25
 """Draws of δ for a rule whose ℓ(x + K δ) varies by more than this, relative to its mean; one for any other."""
 ALLOWED = 3.0
 """ℓ over floor and rounding up to which the rule is reached."""
