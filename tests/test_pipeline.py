@@ -12,8 +12,9 @@ from diffusers import DDPMScheduler, DPMSolverMultistepScheduler, UNet2DModel, U
 from safetensors.torch import load_file
 from torch import nn
 
+from namm import polish
 from namm.constraints import Periodic, TotalFlux, constraint
-from namm.errors import CheckpointError, UsageError
+from namm.errors import CheckpointError, NammWarning, UsageError
 from namm.generative import VPSDE, DiffusersNetwork, Diffusion, DPMSolver, Epsilon, Mirrored, NCSNpp, UniPC, Velocity
 from namm.maps import ICNN, IdentityMap, MirrorMap, ResNet
 from namm.pipeline import NAMMPipeline
@@ -297,3 +298,54 @@ def test_calls_that_make_no_sense_are_refused(parts, tmp_path):
         NAMMPipeline.from_parts(parts[0], IdentityMap(), RULE).to(torch.bfloat16)()
     with pytest.raises(UsageError, match="describes no diffusion model"):
         NAMMPipeline(None, None, pipe.network, pipe.scheduler, {"sample_shape": [1, 8, 8]}, RULE)
+
+
+# Ranges
+
+
+def standardised_parts(mean=0.0, scale=1.0):
+    """Maps of data with mean 5 and deviation 2, and a model whose samples have these statistics."""
+    model = Diffusion(make_ncsnpp(), SHAPE, prediction=Velocity())
+    model.mean.fill_(mean)
+    model.scale.fill_(scale)
+    return model, make_mirror().standardise_by(torch.full((2,), 5.0), torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize(("mean", "scale"), [(5.0, 2.0), (0.0, 0.3), (2.0, 0.9)], ids=["data", "[-1, 1]", "shifted"])
+def test_a_model_of_another_range_than_the_maps_is_refused(mean, scale):
+    with pytest.raises(UsageError, match=r"channel 0 of what the model draws.*namm\.train_model.*namm\.repair"):
+        NAMMPipeline.from_parts(*standardised_parts(mean, scale), RULE)
+    model, _ = standardised_parts(mean, scale)
+    NAMMPipeline.from_parts(model, make_mirror(), RULE)  # maps that know no statistics
+    NAMMPipeline.from_parts(model, IdentityMap(), RULE)
+
+
+class Shrunk(nn.Module):
+    """E[ε | y(t)] of images that are all but 0, as of a model of another range without statistics."""
+
+    def forward(self, y_t, t):
+        return y_t / (1 - torch.exp(-0.1 * t - 9.95 * t**2)).sqrt().reshape(-1, 1, 1, 1)
+
+
+def test_samples_far_from_the_data_of_the_maps_are_warned_of(tmp_path):
+    pipe = NAMMPipeline.from_parts(*standardised_parts(), RULE)
+    pipe.save_pretrained(tmp_path)
+    pipe.network.forward = Shrunk().forward
+    pipe.register_to_config(diffusion={**pipe.config.diffusion, "prediction": "epsilon"})
+    pipe.scheduler = DPMSolverMultistepScheduler.from_config(pipe.scheduler.config, prediction_type="epsilon")
+    with torch.no_grad():
+        for weight in pipe.f.parameters():
+            weight.zero_()
+    with pytest.warns(NammWarning, match=r"channel 0 of these samples .* where the maps' data have 5.00 and 2.00"):
+        draw(pipe, n=16)
+    NAMMPipeline.from_pretrained(tmp_path, g=None)  # nothing is known of mirror images without g
+
+
+def test_the_card_states_how_near_to_the_rule_polished_samples_were(parts, tmp_path):
+    pipe = NAMMPipeline.from_parts(*parts, RULE)
+    assert "Polished" not in pipe.model_card()
+    certificate = polish(draw(pipe).images, RULE).certificate.summary()
+    NAMMPipeline.from_parts(*parts, RULE, certificate=certificate).save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "3 of 3 images reach the rule, by Gauss-Newton: mean ℓ in float64" in card
+    assert NAMMPipeline.from_pretrained(tmp_path).model_card() == card

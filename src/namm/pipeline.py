@@ -10,6 +10,7 @@ every file, so that a damaged folder is refused before anything is built from it
 import copy
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,17 +30,20 @@ import namm.maps.rulenet  # noqa: F401
 from namm.constraints.base import Constraint, FunctionConstraint
 from namm.constraints.description import describe, rebuild
 from namm.digests import digests_of, sha256
-from namm.errors import CheckpointError, NammError, UsageError
+from namm.errors import CheckpointError, NammError, NammWarning, UsageError
 from namm.evaluation.verdict import Verdict
 from namm.exact import polish as polish_images
+from namm.exact.certificate import sentence
 from namm.files import settle, write_atomically, write_json
-from namm.generative.base import GenerativeModel
+from namm.generative.base import GenerativeModel, channel_statistics, evaluating
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
+from namm.generative.repair import FEW, another_range
 from namm.generative.samplers import DPMSolver, Sampler, UniPC
 from namm.generative.schedules import VPSDE, Epsilon, Prediction, Velocity
 from namm.maps import IdentityMap, MirrorMap
 from namm.maps.mirror import forget_origin
+from namm.numerics import generator as seeded
 from namm.reading import load_json
 from namm.weights_file import require_finite
 
@@ -47,6 +51,8 @@ INDEX = "model_index.json"
 PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": Velocity()}  # diffusers' names
 MOVED = {"namm.generative.ncsnpp": "namm.generative.networks.ncsnpp.network"}
 """Modules that pipelines of version 0.1 name in their index, and where their classes are now."""
+PROBES = 4
+"""Images of noise whose g says what mirror images are like."""
 SCHEDULERS = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
 
 
@@ -72,6 +78,7 @@ class NAMMPipeline(DiffusionPipeline):
         verdict: The judgement on the samples, as `Verdict.as_json` writes it, where they were judged.
         standardisation: Mean and scale of each channel that the maps see images with; empty where they see them as
             they are.
+        certificate: How near to the rule polished samples were, as `Certificate.summary` has it, where any were.
     """
 
     _optional_components = ["g", "f"]  # noqa: RUF012
@@ -86,6 +93,7 @@ class NAMMPipeline(DiffusionPipeline):
         constraint: Constraint | dict[str, Any] | None = None,
         verdict: dict[str, Any] | None = None,
         standardisation: dict[str, list[float]] | None = None,
+        certificate: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(g=g, f=f, network=network, scheduler=scheduler)
@@ -95,8 +103,10 @@ class NAMMPipeline(DiffusionPipeline):
             constraint=describe(self._constraint),
             verdict=verdict,
             standardisation=dict(standardisation or {}),
+            certificate=certificate,
         )
         _ = self.diffusion  # refuses settings that make no model
+        self._refuse_another_range()
 
     @classmethod
     def from_parts(
@@ -105,8 +115,12 @@ class NAMMPipeline(DiffusionPipeline):
         mirror: MirrorMap | IdentityMap,
         constraint: Constraint,
         verdict: Verdict | None = None,
+        certificate: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A pipeline of a trained model, its maps, the rule and the verdict; shares weights, copies standardisation."""
+        """A pipeline of a trained model, its maps and the rule; shares weights, copies standardisation.
+
+        The model card states the `verdict` on the samples, and the `certificate` (its `summary`) of polished ones.
+        """
         if not isinstance(mirror, MirrorMap | IdentityMap):
             raise UsageError(f"the maps must be a MirrorMap or the IdentityMap, not a {type(mirror).__name__}.")
         g, f = (mirror.g, mirror.f) if isinstance(mirror, MirrorMap) else (None, None)
@@ -119,7 +133,8 @@ class NAMMPipeline(DiffusionPipeline):
         scheduler = DPMSolverMultistepScheduler(trained_betas=betas, prediction_type=settings["prediction"])
         seen = mirror.standardisation if isinstance(mirror, MirrorMap) else {}
         judged = None if verdict is None else verdict.as_json()
-        return cls(g, f, network, scheduler, settings, constraint, judged, seen)
+        certified = None if certificate is None else dict(certificate)
+        return cls(g, f, network, scheduler, settings, constraint, judged, seen, certified)
 
     @property
     def constraint(self) -> Constraint:
@@ -193,12 +208,48 @@ class NAMMPipeline(DiffusionPipeline):
         x, y = self.mirrored.sample_pairs(
             batch_size, sampler=self.sampler(num_inference_steps), generator=generator, progress=not quiet
         )
+        self._warn_of_another_range(x)
         if polish:
             x = polish_images(x, self.constraint, scale=self.config.standardisation.get("scale")).images
         outputs: tuple[Any, ...] = (x, y, self.constraint(x))
         if output_type == "np":
             outputs = tuple((part.movedim(1, -1) if part.ndim > 1 else part).cpu().numpy() for part in outputs)
         return NAMMPipelineOutput(*outputs) if return_dict else outputs
+
+    # Ranges
+
+    def _refuse_another_range(self) -> None:
+        """Refuse a model whose statistics are not those of mirror images, as g makes them of standardised noise."""
+        if self.g is None or not self.config.standardisation:
+            return
+        model = self.diffusion
+        noise = torch.randn((PROBES, *model.sample_shape), generator=seeded(0, "range")).to(self.g.device)
+        with torch.no_grad(), evaluating(self.g):
+            centre, scale = channel_statistics(self.g(noise), model.sample_shape)
+        mean, deviation = (each.double().flatten().cpu() for each in (model.mean, model.scale))
+        unfitted = bool((mean == 0).all() and (deviation == 1).all())
+        difference = None if unfitted else another_range(mean, deviation, centre, scale)
+        if difference is not None:
+            raise UsageError(
+                f"{difference.format('what the model draws', 'the mirror images of g')}: this model was trained on "
+                f"images, or in another range. {TWO_WAYS}"
+            )
+
+    def _warn_of_another_range(self, x: Tensor) -> None:
+        """Warn of samples that are far from the data of the maps, where these know them."""
+        if self.f is None or not (known := self.config.standardisation) or not torch.isfinite(x).all():
+            return
+        centre, scale = (torch.tensor(known[name], dtype=torch.float64) for name in ("mean", "scale"))
+        mean, deviation = channel_statistics(x, self.diffusion.sample_shape)
+        difference = another_range(mean, deviation, centre, scale, slack=1 if len(x) >= FEW else 2)
+        if difference is not None:
+            said = difference.format("these samples", "the maps' data")
+            warnings.warn(
+                f"{said}: the model has learned too little, or "
+                f"it was not trained on mirror images, or in another range. {TWO_WAYS}",
+                NammWarning,
+                stacklevel=3,
+            )
 
     # Folders
 
@@ -268,7 +319,16 @@ class NAMMPipeline(DiffusionPipeline):
             first, *others = self.verdict.lines()
             verdict = "\n".join([f"**{first.capitalize()}**", "", *(f"- {line.strip()}" for line in others)])
         about = {"rule": repr(self.constraint), "option": option, "parts": "; ".join(parts), "verdict": verdict}
+        certificate = self.config.get("certificate")
+        about["polished"] = "" if certificate is None else f"\nPolished, `pipe(polish=True)`: {sentence(certificate)}\n"
         return CARD.format(**about, **self.config.diffusion)
+
+
+TWO_WAYS = (
+    "Train it on mirror images, by namm.train_model(model, data, mirror); or leave a model of images as it is, with "
+    "IdentityMap() for the maps, and mend what it draws, in the units of the data, by namm.repair(images, mirror)."
+)
+"""What to do with a model that does not belong to the maps."""
 
 
 CARD = """---
@@ -281,10 +341,9 @@ The rule is `{rule}`. A diffusion model draws y in mirror space, x = f(y) is the
 each image is from the rule: ℓ(x) ≥ 0, zero where it holds. (C, H, W) = {sample_shape}; prediction: `{prediction}`.
 
 {verdict}
-
+{polished}
 ```python
 from namm import NAMMPipeline
-from namm.reading import load_json
 
 pipe = NAMMPipeline.from_pretrained("path/to/this/folder"{option})
 out = pipe(batch_size=8, num_inference_steps=50, generator=0)

@@ -132,3 +132,29 @@ def test_half_a_run_is_answered_with_the_command_that_completes_it(namm, whole_r
     assert "the stage 'dm' of runs/mine has not been run" in said
     assert namm("assimilate", "mine", *GENTLE, "--method", "mirror-dps")[0] == 0  # needs no plain model
     assert shlex.split(re.search("`namm (.*)`", said)[1])[-1] == "dm"
+
+
+def test_polished_samples_and_their_certificates(namm, whole_run, tmp_path):
+    one = (*GENTLE, "--method", "dps", "--noise", 0.02)
+    assert namm("assimilate", whole_run, *one, "-o", "plain.h5")[0] == 0
+    code, said = namm("assimilate", whole_run, *one, "--polish", "-o", "exact.h5")
+    assert code == 0
+    assert "DPS, Burgers: 6 of 6 images reach the rule, by polishing" in said
+    with h5py.File("plain.h5") as plain, h5py.File("exact.h5") as exact:
+        before, after = plain["dps/samples"][:], exact["dps/samples"][:]
+        np.testing.assert_allclose(exact["dps/before"][:], plain["dps/distance"][:], rtol=1e-3)
+        assert exact["dps/distance"][:].max() < 1e-5 < plain["dps/distance"][:].min()
+        assert (exact["dps/after"][:] <= exact["dps/distance"][:] + 1e-6).all()
+        assert exact["dps/moved"].shape == (2, 3)
+        assert "dps/moved" not in plain
+    moved = np.abs(after - before)
+    assert moved[..., 0].mean() < 0.5 * moved[..., 1:].mean()  # the first column was observed, and well
+    summary = json.loads((tmp_path / "exact.json").read_text())["certificates"]["dps"]
+    assert (summary["reached"], summary["images"], summary["notes"]) == (6, 6, [])
+    assert "certificates" not in json.loads((tmp_path / "plain.json").read_text())
+    code, said = namm("assimilate", whole_run, *one, "-o", "exact.h5")
+    assert code == 1
+    assert "polish" in said
+    code, said = namm("assimilate", whole_run, *one, "--polish", "--observe", "downsample:2", "-o", "means.h5")
+    assert code == 0
+    assert "no single pixels" in said

@@ -1,5 +1,6 @@
 """`namm export`: what comes back from the folder makes the run's own samples."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from namm import Burgers, NAMMPipeline
+from namm import Burgers, NAMMPipeline, polish
 from namm.cli import main
 from namm.experiments.engine.run_parts import RunParts
 
@@ -85,3 +86,15 @@ def test_nothing_is_overwritten(whole_run, tmp_path, capsys):
     assert main(["export", str(whole_run), "-o", "empty"]) == 0
     assert main(["export", "nowhere", "-o", "x"]) == 2
     assert main(["export", str(whole_run)]) == 2
+
+
+def test_the_card_has_the_certificate_of_the_runs_polished_samples(whole_run, tmp_path):
+    copy = shutil.copytree(whole_run, tmp_path / "run")
+    metrics = json.loads((copy / "evaluate" / "metrics.json").read_text())
+    x = torch.rand(5, 1, 8, 8)
+    made = {name: polish(x[:n], Burgers()).certificate.summary() for name, n in (("finetuned", 3), ("dm", 4))}
+    metrics["certificates"] = {f"{name}_polished": summary for name, summary in made.items()}
+    (copy / "evaluate" / "metrics.json").write_text(json.dumps(metrics))
+    for model, n in (("mdm", 3), ("dm", 4)):
+        assert main(["export", "run", "-o", model, "--model", model]) == 0
+        assert f"{n} of {n} images reach the rule, by closed form" in (tmp_path / model / "README.md").read_text()

@@ -50,6 +50,11 @@ def test_figures_may_end_two_percent_further_from_the_data(script, after, missed
     assert judge(script, row(), row(mmd=0.02, variation=0.95, spread=1.04)) == []
 
 
+def test_polishing_is_as_near_to_the_truth_as_scipys_fit(script, capsys):
+    assert script["main"](["--only", "truth", "--quick"]) == 0
+    assert "everything is as asked" in capsys.readouterr().out
+
+
 def test_a_tiny_run_is_polished_timed_and_shown(script, tmp_path, capsys):
     code = script["main"](["--quick", "--only", "flux", "--out", str(tmp_path)])
     shown = capsys.readouterr().out

@@ -8,10 +8,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
+from namm import constraint, polish
 from namm.evaluation import Figures, judge
 from namm.evaluation.scores import Milestone
 from namm.report import page as page_module
@@ -368,3 +370,19 @@ def test_the_page_keeps_every_number_in_full(value):
     table = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
     (shown,) = re.findall(r"other real images: the floor ([^±]+)±", page.text)
     assert float(shown.translate(table).replace("·10", "e")) == pytest.approx(value, rel=6e-3)
+
+
+def test_certificates_of_polished_rows_are_shown_where_there_are_some(contents, text):
+    assert "Polished samples" not in text
+    rule = constraint(lambda x: x.sum((1, 2, 3)).abs(), residual=lambda x: x.sum((1, 2, 3)), name="neutral")
+    summaries = {
+        name: polish(torch.randn(n, 1, 4, 4), rule, floor=floor).certificate.summary() | {"notes": notes}
+        for name, n, floor, notes in (("finetuned_polished", 7, 0.0, []), ("dm_polished", 9, 0.01, [EVIL, EVIL]))
+    }
+    page = Page(render_page(replace(contents, certificates=summaries)))
+    rows = {title: numbers for title, numbers in page.rows if "of " in title and "images" not in title}
+    shown = next(numbers for title, numbers in rows.items() if title.startswith("baseline polished9 of 9"))
+    figures = ("before_mean", "after_mean", "after_max", "floor", "rounding", "moved_mean")
+    assert shown == [summaries["dm_polished"][name] for name in figures]
+    assert any(title.startswith("ours, polished7 of 7") for title in rows)
+    assert page.text.count("alert(1)") == 1  # a note that two rows have in common is said once

@@ -65,6 +65,8 @@ class Assimilate:
     """Samples made together, which bounds the memory."""
     precision: Precision = "auto"
     """How a GPU computes: bf16 where it has it, unless told otherwise."""
+    polish: bool = False
+    """Move every sample onto the rule in the end, observed pixels in units of the noise, and keep a certificate."""
     seed: int = 0
     """Seed of the samples and of the noise on the observations."""
     out: Annotated[Path, arg(aliases=["-o"])] = Path("assimilation.h5")
@@ -77,8 +79,13 @@ def main(arguments: list[str]) -> None:
     _check(options)
     run = find_run(options.run)
 
-    from namm.experiments.assimilation.assimilate import PAPER_STEPS, Sampling, priors
-    from namm.experiments.assimilation.posterior_file import outcomes_figure, read_scores, write_outcomes
+    from namm.experiments.assimilation.assimilate import PAPER_STEPS, Polishing, Sampling, priors
+    from namm.experiments.assimilation.posterior_file import (
+        outcomes_figure,
+        read_certificates,
+        read_scores,
+        write_outcomes,
+    )
     from namm.experiments.assimilation.tasks import make_task
     from namm.experiments.engine.run_parts import RunParts
     from namm.files import only_writer, write_json
@@ -90,6 +97,7 @@ def main(arguments: list[str]) -> None:
     task = make_task(trained, options.observe, options.noise, numbers, options.seed)
     steps = AncestralSteps(options.steps) if options.steps >= PAPER_STEPS else DDIMSteps(options.steps)
     sampling = Sampling(options.n, steps, options.batch_size, options.seed, precision=options.precision)
+    polished = replace(sampling, polish=Polishing.of(trained) if options.polish else None)
     sources = priors(trained, options.method)
     shape = "×".join(map(str, task.truth.shape[1:]))
     log(
@@ -100,11 +108,15 @@ def main(arguments: list[str]) -> None:
     with only_writer(options.out):
         pass  # refuses a place that cannot be written before hours are spent
     settings = _tuned(options, trained, task, sources, sampling) if options.tune else _given(options)
-    write_outcomes(options.out, task, sources, settings, trained.rule(), sampling)
-    scores = read_scores(options.out)
+    write_outcomes(options.out, task, sources, settings, trained.rule(), polished)
+    scores, certificates = read_scores(options.out), read_certificates(options.out)
     _show(scores)
+    for setting, certificate in certificates.items():
+        print(f"{setting.title}, {certificate}")
     table, picture = options.out.with_suffix(".json"), options.out.with_suffix(".png")
-    about = {"observed": task.observed, "values": task.measured, "truths": list(task.numbers)}
+    about: dict[str, Any] = {"observed": task.observed, "values": task.measured, "truths": list(task.numbers)}
+    if certificates:
+        about["certificates"] = {setting.method: each.summary() for setting, each in certificates.items()}
     write_json(table, {**about, "methods": {score.setting.method: asdict(score) for score in scores}})
     with look("light"):
         save(outcomes_figure(options.out, task, trained.rule()), picture)

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
         raise RunFolderError(f"{folder} is there already and is not overwritten: choose another folder with -o.")
 
     from namm.experiments.engine.run_parts import RunParts
-    from namm.experiments.engine.stages.evaluate import run_verdict
+    from namm.experiments.engine.stages.evaluate import run_certificate, run_verdict
     from namm.files import publish
     from namm.pipeline import NAMMPipeline
 
@@ -45,7 +45,10 @@ def main(arguments: list[str]) -> None:
     source, stage = choose(trained, run, options.model)
     rule = trained.rule()
     verdict = run_verdict(run, stage) if options.model == "mdm" else None
-    pipeline = NAMMPipeline.from_parts(cast(Any, source.model), cast(Any, source.mirror), rule, verdict)
+    row = {"finetune": "finetuned_polished", None: "dm_polished"}.get(stage, "")
+    certificate = run_certificate(run, row)
+    model, maps = cast(Any, source.model), cast(Any, source.mirror)
+    pipeline = NAMMPipeline.from_parts(model, maps, rule, verdict, certificate)
     draft = folder.with_name(f".{folder.name}.partial")  # so that the folder is whole or not there
     shutil.rmtree(draft, ignore_errors=True)
     pipeline.save_pretrained(draft, half=options.half)

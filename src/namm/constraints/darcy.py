@@ -43,19 +43,19 @@ class Darcy(Constraint):
         K = x[:, 1].clamp(min=MIN_PERMEABILITY)
         return torch.stack([solve(K).to(x.dtype), K], dim=1)
 
-    def nearest(self, x: Tensor, scale: Tensor | None = None) -> Tensor | None:
+    def nearest(self, x: Tensor, scale: Tensor) -> Tensor | None:
         """The nearest image that obeys the rule, by four Gauss–Newton steps: (B, 2, n, n) → (B, 2, n, n).
 
         Args:
             x: Images; permeabilities come back at 0.01 or above.
             scale: Units > 0 in which changes are measured, broadcastable to x: standard deviations of the data, for
-                example, one for each channel (2, 1, 1). 1 by default.
+                example, one for each channel (2, 1, 1).
 
         Returns:
             The images, or None if the scale varies within a channel of an image, for which there is no method here.
         """
         x = self._checked(x)
-        units = torch.ones_like(x[:, :, :1, :1]) if scale is None else scale.to(x).expand_as(x)
+        units = scale.to(x).expand_as(x)
         if not (units > 0).all():
             raise DataError(f"{self.name} measures changes in units > 0, and the smallest given is {units.min():g}.")
         first = units[:, :, :1, :1]

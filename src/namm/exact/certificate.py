@@ -31,7 +31,7 @@ CHUNK = 64
 """Images measured at a time."""
 MAGNIFIED = 1024
 """Rounding errors are measured this many times enlarged."""
-DRAWS, STEADY = 8, 0.25
+DRAWS, STEADY = 16, 0.25
 """Draws of δ for a rule whose ℓ(x + K δ) varies by more than this, relative to its mean; one for any other."""
 ALLOWED = 3.0
 """ℓ over floor and rounding up to which the rule is reached."""
@@ -136,6 +136,17 @@ class Certificate:
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
         notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
         return Certificate(first.rule, first.method, first.floor, **arrays, notes=notes)
+
+
+def sentence(summary: Mapping[str, Any]) -> str:
+    """What `Certificate.summary` returned, in words."""
+    n = {name: format_number(summary[name]) for name in ("before_mean", "after_mean", "after_max", "moved_mean")}
+    floor, rounding = format_number(summary["floor"]), format_number(summary["rounding"])
+    return (
+        f"{summary['reached']} of {summary['images']} images reach the rule, by {summary['method']}: mean ℓ in float64 "
+        f"{n['before_mean']} before and {n['after_mean']} after, largest {n['after_max']} (the data's {floor}, "
+        f"rounding {rounding}), moved by {n['moved_mean']} a pixel (root mean square, in units of the scale)."
+    )
 
 
 def certify(images: Images, rule: Constraint, *, floor: float = 0.0, device: torch.device | None = None) -> Certificate:

@@ -2,29 +2,16 @@
 
     min ½ ‖y‖²    such that    r(x) = 0,   h(x) ≤ 0,   a ≤ x ≤ b,      x = x⁰ + s y
 
-**Closed forms.** A rule that knows the nearest image says so (`Constraint.nearest`): sums, tiles, flows without
-divergence, and by least squares over what determines the image the trajectories of Burgers' equation and Darcy's flow.
-
-**Gauss–Newton.** Else, with c the rows of r, of h and of the bounds, and A their derivative in y, each step goes to
-the nearest point of the linearised rule. It is y = −Aᵀμ, where μ, not negative for inequalities, solves
-
-    min ½ ‖Aᵀμ‖² − μ·(c(y_k) − A y_k) + λ/2 ‖μ − μ_k‖².
-
-This needs products with A and Aᵀ alone, which are derivatives of c. It is solved by conjugate gradients on the rows
-whose multipliers are free (modified proportioning with reduced gradient projections, Dostál and Schöberl 2005), all
-images of a batch at once and each with its own steps. A small λ makes μ unique where A is rank-deficient, and y the
-point that meets the equations best where these contradict each other; later steps undo its effect on any other (a
-proximal point method). The step is halved until ½ ‖y‖² + ν ‖what is broken‖ decreases, with ν above ‖μ‖ (an exact
-penalty, Han 1977).
-
-**Polyak.** A rule with ℓ alone descends along its gradient by x ← x − (ℓ − floor) / ‖s∇ℓ‖² · s²∇ℓ, the step that
-would be exact if ℓ were linear.
+A rule that knows the nearest image says so (`Constraint.nearest`): sums, tiles, flows without divergence, and by least
+squares over what determines the image the trajectories of Burgers' equation and Darcy's flow. Else its equations and
+inequalities are met by Gauss–Newton (`namm.exact.gauss_newton`), and ℓ alone is descended by Polyak's steps
+(`namm.exact.polyak`).
 
 Everything is computed in float64; the result has the type of x. A pixel with s = 0 stays as it is.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,28 +19,17 @@ import torch
 from torch import Tensor
 
 from namm.constraints import Constraint
-from namm.constraints.base import Scaled, Sum
+from namm.constraints.base import Scaled
 from namm.datasets.batches import Images, check_images, in_chunks
-from namm.errors import ConstraintError, DataError, UsageError
+from namm.errors import DataError, UsageError
 from namm.exact.certificate import Certificate, WideRule
+from namm.exact.gauss_newton import Bounds, Equations, gauss_newton
+from namm.exact.polyak import EXACT, polyak
 from namm.numerics import at_least_float32, full_precision, generator
 from namm.progress import ProgressBar
 
-Function = Callable[[Tensor], Tensor]
-Bounds = tuple[float | None, float | None]
-
-STEPS, CG_STEPS, POLYAK_STEPS = 30, 400, 300
-"""Most steps of Gauss–Newton, of conjugate gradients inside each, and of Polyak."""
-ENOUGH = 1e-4
-"""By how much conjugate gradients reduce what is wrong in one step of Gauss–Newton."""
-HALVINGS, POWER_STEPS, RESTORED = 12, 8, 6
-"""Halvings of a step, steps that find ‖A‖, and last steps that go to the rule from wherever they are."""
 PIXELS = {"cpu": 2**18, "cuda": 2**22}
 """Pixels, of all channels, that are polished together."""
-EXACT = 1e-9
-"""ℓ over the first one that is as good as none: Polyak stops, where the data's is 0."""
-STUCK = 1e-6
-"""‖Aᵀc‖ over ‖A‖‖c‖ at which the equations contradict each other."""
 NOT_FINITE = "The rule of some images is not finite: these stay as they are."
 CONTRADICTION = (
     "Some images cannot obey all equations at once: near them the equations contradict each other, and they were left "
@@ -104,24 +80,27 @@ def polish(
         UsageError: A scale, bounds or pixels that fit no image.
     """
     check_images(x, "images")
-    s = _scale(scale, frozen, tuple(x.shape[1:]))
+    s = pixel_scale(scale, frozen, tuple(x.shape[1:]))
     ends = _checked_bounds(bounds)
     if not 0 <= floor < math.inf:
         raise UsageError(f"floor must be a finite ℓ ≥ 0, not {floor}.")
     place = torch.device(device if device is not None else getattr(x, "device", "cpu"))
     size = max(1, PIXELS.get(place.type, PIXELS["cpu"]) // math.prod(x.shape[1:]))
-    wide, images, certificates, done = WideRule(rule), [], [], 0
+    wide, images, certificates, done = WideRule(rule), None, [], 0
     with ProgressBar("polish", x.shape[0], visible=progress) as bar:
         for part in in_chunks(x, size):
             start = at_least_float32(part.to(place))
             if not torch.isfinite(start).all():
                 raise DataError(f"an image among {done} to {done + len(part) - 1} holds NaN or inf: nothing is near.")
             image, certificate = _polish_batch(start, wide, s.to(place), ends, floor)
-            images.append(image.to(x.device) if isinstance(x, Tensor) else image.cpu())
+            if images is None:
+                images = image.new_empty(tuple(x.shape), device=getattr(x, "device", "cpu"))
+            images[done : done + len(part)] = image
             certificates.append(certificate)
             done += len(part)
             bar.advance(len(part))
-    return Polished(torch.cat(images), Certificate.joined(certificates))
+    assert images is not None  # there is at least one
+    return Polished(images, Certificate.joined(certificates))
 
 
 def can_polish(rule: Constraint) -> bool:
@@ -179,7 +158,9 @@ def _rounded(found: Tensor, dtype: torch.dtype, wide: WideRule) -> tuple[Tensor,
     return torch.where(better, at_random, near), np.fmin(distance, other_distance)
 
 
-def _scale(scale: float | Sequence[float] | Tensor | None, frozen: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+def pixel_scale(
+    scale: float | Sequence[float] | Tensor | None, frozen: Tensor | None, shape: tuple[int, ...]
+) -> Tensor:
     """s of every pixel, (1, C, H, W) in float64, 0 where it is frozen."""
     try:
         s = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64).cpu()
@@ -206,323 +187,3 @@ def _checked_bounds(bounds: Bounds | None) -> Bounds:
     if not (low < high and low < math.inf and high > -math.inf):
         raise UsageError(f"bounds must be (low, high) with low < high, not {bounds}.")
     return (None if low == -math.inf else low), (None if high == math.inf else high)
-
-
-@dataclass(frozen=True)
-class Equations:
-    """Functions (B, C, H, W) → (B, …) that must be 0, and others that must not be positive."""
-
-    equal: list[Function]
-    at_most: list[Function]
-
-    @classmethod
-    def of(cls, rule: Constraint, bounds: Bounds) -> "Equations | None":
-        """The equations of a rule and of bounds on pixels; None of a rule that has ℓ alone."""
-        parts = _parts(rule)
-        if not all(part.has_residual or part.has_inequality for part in parts):
-            return None
-        equal = [_flat(part.residual, part) for part in parts if part.has_residual]
-        at_most = [_flat(part.inequality, part) for part in parts if part.has_inequality]
-        low, high = bounds
-        if low is not None:
-            at_most.append(lambda x: low - x.flatten(1))
-        if high is not None:
-            at_most.append(lambda x: x.flatten(1) - high)
-        return cls(equal, at_most)
-
-
-def _parts(rule: Constraint) -> list[Constraint]:
-    """The rules that a sum or a multiple is made of: the same set."""
-    if isinstance(rule, Scaled):
-        return _parts(rule.inner)
-    return [each for part in rule.parts for each in _parts(part)] if isinstance(rule, Sum) else [rule]  # type: ignore[arg-type]
-
-
-def _flat(function: Function, rule: Constraint) -> Function:
-    """The same with rows as one axis, (B, C, H, W) → (B, R)."""
-
-    def flat(x: Tensor) -> Tensor:
-        value = function(x)
-        if value.ndim == 0 or len(value) != len(x):
-            raise ConstraintError(
-                f"the residual or inequality of {rule.name} has shape {tuple(value.shape)} for {len(x)} images: it "
-                "must have values per image, (B, …)."
-            )
-        return value.reshape(len(x), -1)
-
-    return flat
-
-
-class Linearised:
-    """c(y) (B, R) at one batch, and products with its derivative A and with Aᵀ."""
-
-    def __init__(self, function: Function, y: Tensor, *, forward: bool = False) -> None:
-        self.function, self.forward = function, forward
-        self.y = y.detach().requires_grad_()
-        with torch.enable_grad():
-            # What does not depend on y has the derivative 0, which autograd would refuse.
-            self.c = function(self.y) + 0 * self.y.flatten(1).sum(1, keepdim=True)
-            # Aᵀu is linear in u, and its derivative along v is Av: two backward passes instead of a forward one.
-            self.u = torch.zeros_like(self.c, requires_grad=True)
-            (self.image,) = torch.autograd.grad(self.c, self.y, self.u, create_graph=True)
-        self.value = self.c.detach()
-
-    def transposed(self, u: Tensor) -> Tensor:
-        """Aᵀu: (B, R) → (B, C, H, W)."""
-        return torch.autograd.grad(self.c, self.y, u, retain_graph=True)[0]
-
-    def times(self, v: Tensor) -> Tensor:
-        """Av: (B, C, H, W) → (B, R)."""
-        if self.forward:
-            return torch.func.jvp(self.function, (self.y.detach(),), (v,))[1].detach()
-        return torch.autograd.grad(self.image, self.u, v, retain_graph=True)[0]
-
-
-def needs_forward(function: Function, y: Tensor) -> bool:
-    """Whether A is to be had by forward differentiation only, because c can be differentiated backward once.
-
-    A backward pass that cannot be differentiated gives zeros without a word, so that both are compared by
-    u·(A v) = (Aᵀu)·v.
-    """
-    for forward in (False, True):
-        lin = Linearised(function, y, forward=forward)
-        u, v = _signs(lin.value), _signs(y)
-        back = lin.transposed(u)
-        try:
-            gap, size = _dot(u, lin.times(v)) - _dot(back, v), _norm(back) * _norm(v)
-        except (RuntimeError, NotImplementedError):  # no forward derivative
-            continue
-        if not (gap.abs() > math.sqrt(torch.finfo(y.dtype).eps) * 100 * size).any():
-            return forward
-    raise ConstraintError(
-        "the residual can be differentiated once only, or its derivatives are wrong: a torch.autograd.Function in it "
-        "needs a backward made of differentiable operations, or a jvp that agrees with it."
-    )
-
-
-@dataclass(frozen=True)
-class Problem:
-    """c(y) of a batch: rows that must be 0 or, where `at_most`, not positive, at x = x⁰ + s y.
-
-    Attributes:
-        x0: Images (B, C, H, W).
-        s: What moves are measured in, (1, C, H, W).
-        equations: The functions that the rows come from.
-        at_most: Which rows must not be positive, (R,).
-        weights: What makes the rows of one function as long as those of another, in the mean: (B, R).
-    """
-
-    x0: Tensor
-    s: Tensor
-    equations: Equations
-    at_most: Tensor
-    weights: Tensor
-
-    @classmethod
-    def of(cls, x0: Tensor, s: Tensor, equations: Equations) -> "Problem":
-        """The rows of equations, in units that belong together.
-
-        ‖Aᵀη‖² of random signs η is the sum of all squares in A, in the mean.
-        """
-        at_most, weights = [], []
-        for function in (*equations.equal, *equations.at_most):
-            lin = Linearised(lambda y: function(x0 + s * y), torch.zeros_like(x0))  # noqa: B023
-            length = _norm(lin.transposed(_signs(lin.value))) / math.sqrt(lin.value.shape[1])
-            usable = torch.isfinite(length) & (length > 0)
-            weights.append(torch.where(usable, 1 / length, 1.0)[:, None].expand_as(lin.value))
-            at_most.append(torch.full_like(lin.value[0], function in equations.at_most, dtype=torch.bool))
-        return cls(x0, s, equations, torch.cat(at_most), torch.cat(weights, dim=1))
-
-    def only(self, kept: Tensor) -> "Problem":
-        """That of the images `kept` (B,)."""
-        return replace(self, x0=self.x0[kept], weights=self.weights[kept])
-
-    def rows(self, y: Tensor, error: float = 0.0) -> Tensor:
-        """c(y), (B, R), for a relative error of x in a random direction."""
-        x = self.x0 + self.s * y
-        x = x * (1 + error * _signs(x)) if error else x
-        functions = (*self.equations.equal, *self.equations.at_most)
-        return self.weights * torch.cat([function(x) for function in functions], dim=1)
-
-    def broken(self, c: Tensor) -> Tensor:
-        """What is wrong with c: the positive part of inequalities, (B, R)."""
-        return torch.where(self.at_most, c.clamp(min=0), c)
-
-    def sensitivity(self, y: Tensor) -> Tensor:
-        """How far c moves for a relative error of x of 1, by a difference in a random direction, (B,)."""
-        error = math.sqrt(torch.finfo(y.dtype).eps)
-        return (_norm(self.rows(y, error) - self.rows(y)) / error).nan_to_num(0.0)
-
-
-def gauss_newton(
-    x0: Tensor, equations: Equations, s: Tensor, precision: float
-) -> tuple[Tensor, np.ndarray, np.ndarray]:
-    """The nearest images on the equations' set, the steps that each took, and where these contradict each other.
-
-    Args:
-        x0: Images (B, C, H, W).
-        equations: Their rows are c.
-        s: What moves are measured in (1, C, H, W).
-        precision: Relative error of x that is as good as none.
-    """
-    whole = Problem.of(x0, s, equations)
-    y, c = torch.zeros_like(x0), whole.rows(torch.zeros_like(x0))
-    steps, contradicting = np.zeros(len(x0)), np.zeros(len(x0), dtype=bool)
-    negligible = precision * whole.sensitivity(y)
-    todo = (torch.isfinite(c).all(1) & (_norm(whole.broken(c)) > negligible)).nonzero()[:, 0]
-    problem, here, mu, negligible = whole.only(todo), y[todo], torch.zeros_like(c[todo]), negligible[todo]
-    share, size = torch.ones_like(negligible), torch.ones_like(negligible)
-    forward = len(todo) > 0 and needs_forward(problem.rows, here)
-    for step in range(STEPS):
-        if not len(todo):
-            break
-        lin = Linearised(problem.rows, here, forward=forward)
-        wrong = problem.broken(lin.value)
-        before = _norm(wrong)
-        size = size if step else largest_eigenvalue(lin)
-        stuck = _norm(lin.transposed(wrong)) <= STUCK * size.sqrt() * before
-        # Towards x⁰ it goes by a share of the way only, where the rule is so curved that more would be too far.
-        anchor = (1 - share[:, None, None, None]) * here
-        mu = multipliers(lin, anchor, mu, problem.at_most, size, negligible / 4)
-        towards = anchor - lin.transposed(mu) - here
-        here, left, fraction = line_search(problem, here, towards, before, 2 * _norm(mu), share)
-        negligible = precision * problem.sensitivity(here)
-        met, halted = (left <= negligible) | stuck, (fraction == 0) | (left > before / 2)
-        still = (_norm(towards) <= math.sqrt(100 * precision) * share * _norm(here)) | (fraction == 0)
-        done = torch.where(share > 0, met & still, met | halted)
-        # Last, or where nothing else helps, not towards x⁰ at all: to the rule from where it is.
-        restored = (still & halted) | (step >= STEPS - RESTORED) | (share == 0)
-        share = torch.where(fraction < 1, share / 2, (1.5 * share).clamp(max=1)).masked_fill(restored, 0.0)
-        mu = mu.masked_fill(restored[:, None], 0.0)
-
-        y[todo] = here
-        steps[todo.cpu().numpy()] += 1
-        contradicting[todo.cpu().numpy()] = stuck.cpu().numpy()
-        problem, todo = problem.only(~done), todo[~done]
-        here, mu, share, size, negligible = (each[~done] for each in (here, mu, share, size, negligible))
-    return x0 + s * y, steps, contradicting
-
-
-def largest_eigenvalue(lin: Linearised) -> Tensor:
-    """‖A‖² of each image, (B,), by the power method; 1 where A is 0."""
-    v = _signs(lin.value)
-    for _ in range(POWER_STEPS):
-        v = lin.times(lin.transposed(v / _norm(v).clamp_min(torch.finfo(v.dtype).tiny)[:, None]))
-    size = _norm(v)
-    return torch.where(size > 0, size, 1.0)
-
-
-def multipliers(
-    lin: Linearised, anchor: Tensor, mu: Tensor, at_most: Tensor, size: Tensor, negligible: Tensor
-) -> Tensor:
-    """μ of the linearised rule's nearest point to `anchor`, (B, R); not negative for the inequalities `at_most` (R,).
-
-    Conjugate gradients on free rows; where a step would make a multiplier negative it ends there, and one of the
-    gradient follows, projected; where the bound rows ask to be freed more than the free ones are wrong, they are.
-    """
-    damping, length = (math.sqrt(torch.finfo(mu.dtype).eps) * size)[:, None], (1 / size)[:, None]
-    start = mu
-
-    def hessian(v: Tensor) -> Tensor:
-        return lin.times(lin.transposed(v)) + damping * v
-
-    def free(gradient: Tensor) -> Tensor:
-        return torch.where(at_most & (mu <= 0), 0.0, gradient)
-
-    gradient = lin.times(lin.y.detach() - anchor + lin.transposed(mu)) - lin.value
-    direction, enough = free(gradient), None
-    for _ in range(CG_STEPS):
-        inner = free(gradient)
-        outer = torch.where(at_most & (mu <= 0), gradient.clamp(max=0), 0.0)
-        wrong = _norm(inner + outer)
-        enough = torch.maximum(ENOUGH * wrong, negligible) if enough is None else enough
-        running = wrong > enough
-        if not running.any():
-            break
-        reduced = torch.where(at_most, torch.minimum(inner, mu / length), inner)
-        inside = _dot(outer, outer) <= _dot(reduced, inner)
-        direction = torch.where(inside[:, None], direction, outer)
-        image = hessian(direction)
-        curvature = _dot(direction, image)
-        step = torch.where(running, _ratio(_dot(gradient, direction), curvature), 0.0)
-        longest = torch.where(at_most & (direction > 0), mu / direction, torch.inf)
-        blocked = step > longest.amin(1)
-        step = torch.minimum(step, longest.amin(1))[:, None]
-        mu = torch.where(longest <= step, 0.0, mu - step * direction)
-        gradient = gradient - step * image
-        if blocked.any():
-            projected = mu - length * free(gradient)
-            projected = torch.where(at_most, projected.clamp(min=0), projected)
-            change = torch.where(blocked[:, None], projected - mu, 0.0)
-            mu, gradient = mu + change, gradient + hessian(change)
-        inner = free(gradient)
-        again = torch.where(inside & ~blocked, _ratio(_dot(inner, image), curvature), 0.0)
-        direction = inner - again[:, None] * direction
-    return torch.where(torch.isfinite(mu).all(1, keepdim=True), mu, start)
-
-
-def line_search(
-    problem: Problem, y: Tensor, towards: Tensor, before: Tensor, penalty: Tensor, share: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y moved by the longest of 1, ½, ¼ … of `towards` that lowers ½ share ‖y‖² + penalty · ‖broken‖.
-
-    Returns y, what it breaks (B,), and that fraction (B,), 0 where there is none.
-    """
-    penalty = torch.where(penalty > 0, penalty, 1.0)
-    merit = share * _dot(y, y) / 2 + penalty * before
-    slope = (share * _dot(y, towards) - penalty * before).clamp(max=0)
-    rounding = 4 * torch.finfo(y.dtype).eps * merit
-    best, left, taken = y.clone(), before.clone(), torch.zeros_like(before)
-    for fraction in (0.5**k for k in range(HALVINGS)):
-        tried = y + fraction * towards
-        after = _norm(problem.broken(problem.rows(tried)))
-        lower = share * _dot(tried, tried) / 2 + penalty * after <= merit + 1e-4 * fraction * slope + rounding
-        good = (taken == 0) & lower
-        best[good], left[good], taken[good] = tried[good], after[good], fraction
-        if (taken > 0).all():
-            break
-    return best, left, taken
-
-
-def polyak(x: Tensor, rule: Constraint, s: Tensor, bounds: Bounds, floor: float) -> tuple[Tensor, np.ndarray]:
-    """Images of ℓ at most `floor`, or the best that were found, and the steps that each took."""
-    best, lowest = x.clone(), x.new_full((len(x),), torch.inf)
-    steps, enough = np.zeros(len(x)), None
-    for step in range(POLYAK_STEPS + 1):
-        if bounds != (None, None):
-            x = torch.where(s > 0, x.clamp(*bounds), x)
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            distance = rule(x) + 0 * x.flatten(1).sum(1)
-            (gradient,) = torch.autograd.grad(distance.sum(), x)
-        x, distance = x.detach(), distance.detach()
-        better = distance < lowest
-        best[better], lowest[better] = x[better], distance[better]
-        enough = torch.clamp_min(EXACT * distance, (1 + EXACT) * floor) if enough is None else enough
-        slope = _dot(s * gradient, s * gradient)
-        running = (lowest > enough) & (slope > 0) & torch.isfinite(slope)
-        if step == POLYAK_STEPS or not running.any():
-            break
-        steps[running.cpu().numpy()] += 1
-        length = (running * (distance - floor).clamp_min(0) / slope)[:, None, None, None]
-        x = torch.where(running[:, None, None, None], x - length * s.square() * gradient, x)
-    return best, steps
-
-
-def _signs(like: Tensor) -> Tensor:
-    """Random signs, the same for every image of a batch (B, …)."""
-    draws = torch.rand(like.shape[1:], generator=generator(0, "signs"), dtype=torch.float64)
-    return torch.where(draws < 0.5, -1.0, 1.0).to(like).expand_as(like)
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 where b is not positive."""
-    return torch.where(b > 0, a / b, 0.0)
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).flatten(1).sum(1)
-
-
-def _norm(a: Tensor) -> Tensor:
-    return a.flatten(1).norm(dim=1)

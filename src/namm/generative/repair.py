@@ -230,22 +230,32 @@ def _warn_of_range(x: Images, mirror: Mirror, data: Images | None) -> None:
     else:
         return
     mean, deviation = channel_statistics(x, tuple(x.shape[1:]))  # type: ignore[arg-type]
-    slack = 1 if x.shape[0] >= FEW else 2  # few images need not be like all
+    difference = another_range(mean, deviation, centre, scale, slack=1 if x.shape[0] >= FEW else 2)
+    if difference is not None:
+        said = difference.format("the images", "the map's data")
+        warnings.warn(
+            f"{said}: the map mends images in the units of its data. Those of a model with another range, for "
+            "example [-1, 1], must be rescaled first.",
+            NammWarning,
+            stacklevel=4,
+        )
+
+
+def another_range(mean: Tensor, deviation: Tensor, centre: Tensor, scale: Tensor, slack: float = 1) -> str | None:
+    """The first channel whose statistics (C,) are far from `centre` and `scale`, in words; None if none is.
+
+    The words have two places, {0} and {1}, for what has these statistics. Few images need `slack`: they are not like
+    all. A scale of 1 also stands for a channel that never varies, and is compared with nothing.
+    """
     ratio = torch.maximum(deviation / scale, scale / deviation)
     off = (mean - centre).abs() > slack * FAR_MEAN * scale
-    off |= (ratio > slack * FAR_SPREAD) & (scale != 1)  # 1 is also what stands for a channel that never varies
+    off |= (ratio > slack * FAR_SPREAD) & (scale != 1)
     off &= scale > 0
     if not off.any():
-        return
+        return None
     channel = int(off.nonzero()[0])
-    has, knows = (
+    has, other = (
         f"{format_number(float(m[channel]))} and {format_number(float(s[channel]))}"
         for m, s in ((mean, deviation), (centre, scale))
     )
-    warnings.warn(
-        f"channel {channel} of the images has mean and standard deviation {has}, where the map's data have {knows}: it "
-        "mends images in the units of its data. Those of a model with another range, for example [-1, 1], must be "
-        "rescaled first.",
-        NammWarning,
-        stacklevel=4,
-    )
+    return f"channel {channel} of {{0}} has mean and standard deviation {has}, where {{1}} have {other}"

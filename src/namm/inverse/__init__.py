@@ -5,6 +5,7 @@ from namm.inverse.coverage import coverage
 from namm.inverse.guidance import DPSGuidance, Evidence, Guess, Guidance, LikelihoodGuidance
 from namm.inverse.noise import GaussianNoise
 from namm.inverse.operators import Columns, Downsample, GaussianBlur, Linear, Mask, Operator, States, operator
+from namm.inverse.polishing import observed_scale, polish_posterior
 from namm.inverse.posterior import (
     AncestralSteps,
     DDIMSteps,
@@ -38,7 +39,9 @@ __all__ = [
     "Steps",
     "coverage",
     "guided_step",
+    "observed_scale",
     "operator",
+    "polish_posterior",
     "reverse",
     "sample_posterior",
 ]

@@ -59,6 +59,12 @@ class GaussianNoise:
             )
         return factor.detach()
 
+    def deviations(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard deviation of every value of a measurement of this shape, its batch axis left out; in float64."""
+        root = self._root_for(self._root.new_empty(1, *shape))
+        std = root if self.covariance is None else root.square().sum(1).sqrt().reshape(shape)
+        return std.expand(shape)
+
     def whiten(self, residual: Tensor) -> Tensor:
         """Γ^(−½) r: (B, …) → (B, m), in float32 or better."""
         residual = at_least_float32(residual)

@@ -54,6 +54,13 @@ class Operator(nn.Module, ABC):
             )
         return at_least_float32(measurement)
 
+    def pixels(self, shape: tuple[int, ...]) -> Tensor | None:
+        """Which pixel of an image `shape` (C, H, W) each measured value is, counted along the flat image.
+
+        None where measured values are not single pixels.
+        """
+        return None
+
     @property
     def name(self) -> str:
         """What errors call this operator."""
@@ -76,13 +83,29 @@ class Composition(Operator):
         """a(b(x))."""
         return self.outer(self.inner(x))
 
+    def pixels(self, shape: tuple[int, ...]) -> Tensor | None:
+        """The pixels that b picks of the image and a of those."""
+        inner = self.inner.pixels(shape)
+        outer = None if inner is None or inner.ndim != 3 else self.outer.pixels(tuple(inner.shape))
+        return None if inner is None or outer is None else inner.flatten()[outer]
+
     @property
     def name(self) -> str:
         """Both names, the outer one first."""
         return f"{self.outer.name} @ {self.inner.name}"
 
 
-class Mask(Operator):
+class PixelOperator(Operator):
+    """An operator whose values are pixels of the image, each at most once."""
+
+    def pixels(self, shape: tuple[int, ...]) -> Tensor | None:
+        """What is measured of an image whose pixels are their own numbers."""
+        device = next((buffer.device for buffer in self.buffers()), torch.device("cpu"))
+        numbers = torch.arange(math.prod(shape), dtype=torch.double, device=device).reshape(1, *shape)
+        return self.measure(numbers)[0].long().cpu()
+
+
+class Mask(PixelOperator):
     """The observed pixels as one vector, for inpainting: (B, C, H, W) → (B, number of True in the mask).
 
     `mask` is True where observed, (C, H, W), or (H, W) for all channels alike.
@@ -117,7 +140,7 @@ class Mask(Operator):
         return self.mask.expand(*shape)
 
 
-class Columns(Operator):
+class Columns(PixelOperator):
     """Some columns, such as the first states of a trajectory, `range(8)`: (B, C, H, W) → (B, C, H, columns)."""
 
     def __init__(self, columns: Sequence[int]) -> None:
@@ -129,7 +152,7 @@ class Columns(Operator):
         return x[..., _within(self.columns, x.shape[-1], "columns")]
 
 
-class States(Operator):
+class States(PixelOperator):
     """Some of the states laid out side by side in an image: (B, C, r·n, c·n) → (B, number of states, C, n, n).
 
     Args:

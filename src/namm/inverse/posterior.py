@@ -24,6 +24,7 @@ from torch import Tensor
 
 from namm.constraints import Constraint
 from namm.errors import DataError, UsageError
+from namm.exact.certificate import Certificate
 from namm.generative import Mirrored
 from namm.generative.base import SampleNoise, evaluating, sample_in_batches, sampling_bar
 from namm.generative.samplers import DDIM, Ancestral, Process, Step, Steps
@@ -136,6 +137,7 @@ class Posterior:
         redrawn: How often each sample diverged and was drawn again with a smaller step: (M, n), whole numbers.
         failed: True where it diverged at the smallest step too: (M, n).
         measured: Number of values in a measurement.
+        certificate: Of samples that `polish_posterior` moved, those that failed left out.
     """
 
     samples: Tensor
@@ -145,6 +147,7 @@ class Posterior:
     redrawn: Tensor
     failed: Tensor
     measured: int
+    certificate: Certificate | None = None
 
     def __str__(self) -> str:
         m, n = self.failed.shape
@@ -155,6 +158,8 @@ class Posterior:
         if self.distance is not None:
             lines.append(f"  ℓ             mean {float(self.distance.nanmean()):.3g}")
         lines.append(f"  diverged      {int((self.redrawn > 0).sum())} redrawn, {int(self.failed.sum())} failed")
+        if self.certificate is not None:
+            lines += self.certificate.lines()
         return "\n".join(lines)
 
 

@@ -78,6 +78,7 @@ class Contents:
     stages: Sequence[StageLine] = ()
     verdict: Verdict | None = None  # on the run's samples, or on its map while there are none
     rows: Sequence[Row] = ()  # of the evaluation, the data's floor first
+    certificates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # summaries of polished rows, by name
     ours: Sequence[Cost] = ()  # what our side cost, stage by stage
     baseline: Sequence[Cost] = ()
     repair: Sequence[Cost] = ()  # what repair at equal compute cost: the map, the shorter baseline and the stage itself

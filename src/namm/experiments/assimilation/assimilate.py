@@ -26,6 +26,7 @@ from torch import Tensor
 
 from namm.constraints import Constraint
 from namm.errors import UsageError
+from namm.exact.certificate import Certificate
 from namm.experiments.assimilation.tasks import Task
 from namm.experiments.engine.run_parts import RunParts
 from namm.generative import Diffusion, Mirrored
@@ -37,6 +38,7 @@ from namm.inverse import (
     Posterior,
     Steps,
     coverage,
+    polish_posterior,
     sample_posterior,
 )
 from namm.maps import IdentityMap
@@ -78,6 +80,22 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Polishing:
+    """Samples are moved onto the rule in the end (`polish_posterior`)."""
+
+    spread: tuple[float, ...]
+    """Standard deviation of each channel of the data."""
+    floor: float
+    """Mean ℓ of the data."""
+
+    @classmethod
+    def of(cls, trained: RunParts) -> "Polishing":
+        """As the run's data ask for."""
+        known = trained.polisher(trained.rule()).keywords
+        return cls(tuple(known["scale"].tolist()), known["floor"])
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How `n` posterior samples of each truth are drawn."""
 
@@ -90,6 +108,8 @@ class Sampling:
     """How often a sample that diverged is drawn again."""
     precision: Precision = "auto"
     """How the networks compute on a GPU, by its name in `namm.numerics`."""
+    polish: Polishing | None = None
+    """Move each sample onto the rule in the end; left as they are when None."""
 
     def together(self, shape: Sequence[int]) -> int:
         """Samples of `shape` (C, H, W) that are made together."""
@@ -112,6 +132,7 @@ class PosteriorSummary:
         coverage: (M,), NaN where there are too few samples for it.
         seconds: Time that all of it took.
         residuals: The rule's residual of each sample, (M, n, …), where it has one.
+        certificate: Of the samples that did not fail, in their order, where they were polished.
     """
 
     setting: Setting
@@ -126,6 +147,7 @@ class PosteriorSummary:
     coverage: Tensor
     seconds: float
     residuals: Tensor | None = None
+    certificate: Certificate | None = None
 
 
 def priors(trained: RunParts, methods: Sequence[str]) -> dict[str, Mirrored]:
@@ -181,6 +203,10 @@ def assimilate(
             first=rows.start * sampling.n,
             progress=progress,
         )
+    if sampling.polish is not None:
+        posterior = polish_posterior(
+            posterior, rule, task.measurement[among], task.operator, task.noise, **vars(sampling.polish)
+        )
     return _outcome(setting, posterior, task.truth[among], rule, start)
 
 
@@ -207,6 +233,7 @@ def _outcome(setting: Setting, posterior: Posterior, truth: Tensor, rule: Constr
         coverage=torch.tensor([_coverage(*each) for each in zip(samples, failed, truth, strict=True)]),
         seconds=time.perf_counter() - start,
         residuals=residuals,
+        certificate=posterior.certificate,
     )
 
 

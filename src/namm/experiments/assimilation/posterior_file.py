@@ -6,6 +6,8 @@
     METHOD/error    (M,)                METHOD/coverage (M,)          METHOD/redrawn    METHOD/failed    (M, n)
     METHOD/seconds  (M,)
 
+Polished samples bring their certificate: METHOD/before, after, moved, iterations and rounding, (M, n).
+
 χ² is per measured value. The file grows truth by truth (`namm.datasets.store`); `outcomes_figure` draws Fig. 5 of it.
 """
 
@@ -29,13 +31,23 @@ from namm.constraints import Constraint
 from namm.datasets.checksums import require_header, require_rows
 from namm.datasets.store import Block, grow, write_block
 from namm.errors import DataError, RunFolderError
-from namm.experiments.assimilation.assimilate import METHODS, Sampling, Score, Setting, assimilate
+from namm.exact.certificate import ARRAYS as CERTIFIED
+from namm.exact.certificate import Certificate
+from namm.experiments.assimilation.assimilate import (
+    METHODS,
+    PosteriorSummary,
+    Sampling,
+    Score,
+    Setting,
+    assimilate,
+)
 from namm.experiments.assimilation.tasks import Task
 from namm.experiments.engine.stages.report import view_of
 from namm.files import as_json, beside, write_json
 from namm.generative import Mirrored
 from namm.hdf5 import open_hdf5
-from namm.inverse import Columns, Mask, Operator, States
+from namm.inverse import Operator
+from namm.inverse.polishing import NOT_PIXELS
 from namm.reading import REASON, damage_as, load_json
 from namm.report.figures.inverse import Reconstruction, assimilation_figure
 from namm.training.checkpoint import weights_digest
@@ -67,7 +79,7 @@ def write_outcomes(
         "methods": {s.method: asdict(s) | {"weights": weights_digest(sources[s.method])} for s in settings},
     }
     methods = json.dumps([setting.method for setting in settings])
-    header = {"namm_version": __version__, "made_from": made_from, "methods": methods}
+    header: dict[str, Any] = {"namm_version": __version__, "made_from": made_from, "methods": methods}
     count, n, image = len(task.truth), sampling.n, task.truth.shape[1:]
     shapes: dict[str, tuple[int, ...]] = {
         "samples": (n, *image),
@@ -77,6 +89,10 @@ def write_outcomes(
     }
     if rule.has_residual:
         shapes["residuals"] = (n, *rule.residual(task.truth[:1]).shape[1:])
+    if sampling.polish is not None:
+        shapes |= dict.fromkeys(CERTIFIED, (n,))
+        seen = task.operator.pixels(tuple(image)) is not None
+        header |= {"rule": rule.name, "floor": sampling.polish.floor, "notes": json.dumps([] if seen else [NOT_PIXELS])}
     arrays = {f"{s.method}/{name}": (count, *shape) for s in settings for name, shape in shapes.items()}
     dtypes = {f"{s.method}/{name}": kind for s in settings for name, kind in (("redrawn", "i8"), ("failed", "?"))}
     together = max(1, sampling.together(image) // n)  # about a batch of samples, and one truth at least
@@ -96,7 +112,9 @@ def write_outcomes(
                     continue
                 source = sources[setting.method]
                 outcome = assimilate(source, task, setting, rule, sampling, rows=rows, progress=progress)
-                values = {name: getattr(outcome, name).numpy() for name in shapes if name != "seconds"}
+                measured = shapes.keys() - {"seconds", *CERTIFIED}
+                values = {name: getattr(outcome, name).numpy() for name in measured}
+                values |= {} if sampling.polish is None else _certified(outcome)
                 values["seconds"] = np.full(len(rows), outcome.seconds / len(rows), np.float32)
                 for k in rows:
                     for name, each in values.items():
@@ -104,6 +122,32 @@ def write_outcomes(
 
     grow(path, arrays, header, fill, rows=1, dtypes=dtypes, begin=begin)
     return path
+
+
+def _certified(outcome: PosteriorSummary) -> Arrays:
+    """The arrays of the certificate (M, n), NaN where a sample failed."""
+    good = ~outcome.failed.numpy()
+    arrays = {name: np.full(good.shape, np.nan, np.float32) for name in CERTIFIED}
+    if outcome.certificate is not None:
+        for name in CERTIFIED:
+            arrays[name][good] = getattr(outcome.certificate, name)
+    return arrays
+
+
+def read_certificates(path: Path) -> dict[Setting, Certificate]:
+    """The certificate of each method's samples that did not fail; nothing where they were not polished."""
+    with h5py.File(path) as file:
+        if "floor" not in file.attrs:
+            return {}
+        about, certificates = file.attrs, {}
+        notes = tuple(json.loads(about["notes"]))
+        for setting, group in _methods(file).items():
+            good = ~group["failed"][:].astype(bool)
+            arrays = {name: group[name][:][good].astype(np.float64) for name in CERTIFIED}
+            if good.any():
+                rule, floor = str(about["rule"]), float(about["floor"])
+                certificates[setting] = Certificate(rule, "polishing", floor, **arrays, notes=notes)
+        return certificates
 
 
 def read_scores(path: Path) -> list[Score]:
@@ -195,6 +239,7 @@ def _question(task: Task, sampling: Sampling) -> dict[str, Any]:
         "steps": f"{type(sampling.steps).__name__} {sampling.steps.steps}",
         "seed": sampling.seed,
         "retries": sampling.retries,
+        **({} if sampling.polish is None else {"polish": as_json(asdict(sampling.polish))}),
     }
 
 
@@ -222,10 +267,8 @@ def outcomes_figure(file: Path, task: Task, rule: Constraint, k: int = 0) -> Fig
 
 def as_image(operator: Operator, measurement: Tensor, shape: tuple[int, ...]) -> NDArray[Any] | None:
     """A measurement of an image of `shape` (C, H, W) as such an image, NaN where nothing was seen, if it is one."""
-    if isinstance(operator, Columns | Mask | States):
-        count = int(np.prod(shape))
-        where = operator.cpu()(torch.arange(count, dtype=torch.double).reshape(1, *shape)).flatten().long()
-        image = np.full(count, np.nan)
-        image[where.numpy()] = measurement.flatten().numpy()
+    if (pixels := operator.pixels(shape)) is not None:
+        image = np.full(int(np.prod(shape)), np.nan)
+        image[pixels.flatten().numpy()] = measurement.flatten().numpy()
         return image.reshape(shape)
     return measurement.numpy() if tuple(measurement.shape) == shape else None

@@ -264,6 +264,15 @@ def judge_rows(
     }
 
 
+def run_certificate(run: Path, row: str) -> Mapping[str, Any] | None:
+    """The summary of the certificate of a run's polished row, such as `dm_polished`; None where it has none."""
+    if not is_complete(run, "evaluate"):
+        return None
+    metrics = read_json(require_intact(run / "evaluate") / METRICS)
+    found: Mapping[str, Any] | None = metrics.get("certificates", {}).get(row)
+    return found
+
+
 def run_verdict(run: Path, stage: str | None = "finetune") -> Verdict | None:
     """The verdict on a run: on its evaluation where that is complete, else on its map; None where neither is.
 

@@ -124,6 +124,7 @@ def collect(run: Path) -> Contents:
         stages=stages,
         verdict=attempt("evaluate" if "evaluate" in done else "map", lambda: run_verdict(run), None),
         rows=attempt("evaluate", lambda: _rows(metrics, chosen.reported), []),
+        certificates=metrics.get("certificates", {}),
         ours=_costs(done, EQUAL_COMPUTE),
         baseline=_costs(done, ("dm",)),
         repair=_repair_costs(done),
