@@ -10,7 +10,9 @@ index, so a kill leaves nothing in it half done.
 """
 
 import json
+import math
 import os
+import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,7 +31,7 @@ from namm.errors import DataError, RunFolderError, UsageError
 from namm.files import beside, only_writer, publish, refuse_link, require_same
 from namm.hdf5 import attributes, open_hdf5
 from namm.progress import ProgressBar
-from namm.reading import REASON, damage_as, require_room
+from namm.reading import REASON, damage_as, in_words, require_room
 
 CHUNK_BYTES = 128 * 1024
 """Rows are chunked on disk in pieces of about this size: small enough to read shuffled batches."""
@@ -76,6 +78,7 @@ def grow(
         partial = beside(path, ".partial")
         refuse_link(partial)
         if (blocks := _missing(partial, header)) is None:
+            _require_disk(path, arrays, dtypes or {})
             draft = beside(partial, ".draft")  # until its layout is whole: no kill leaves half of one
             draft.unlink(missing_ok=True)  # a link, too, which h5py would write through
             with h5py.File(draft, "w", track_order=True) as file:
@@ -86,6 +89,16 @@ def grow(
         with h5py.File(partial, "r+") as file:
             fill(file, blocks)
         publish(partial, path)
+
+
+def _require_disk(path: Path, arrays: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> None:
+    """Refuse arrays that the disk does not hold before hours are spent on laying them out."""
+    needed = sum(math.prod(shape) * np.dtype(dtypes.get(name, "f4")).itemsize for name, shape in arrays.items())
+    if needed > (free := shutil.disk_usage(path.parent).free):
+        raise RunFolderError(
+            f"{path} will take {in_words(needed)}, and its disk has {in_words(free)} left: ask for fewer or smaller "
+            "images, or write elsewhere."
+        )
 
 
 def write_block(file: h5py.File, block: Block, values: NDArray[Any]) -> None:
