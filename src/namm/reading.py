@@ -136,7 +136,7 @@ def require_room(place: object, packed: int, unpacked: int) -> None:
 
 def in_words(size: int) -> str:
     """A number of bytes for people."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= factor:
             return f"{size / factor:.4g} {unit}"
     return f"{size} bytes"

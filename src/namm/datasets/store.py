@@ -11,7 +11,9 @@ values and one checksum, never HDF5's own index, so a kill leaves nothing in it 
 """
 
 import json
+import math
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +43,7 @@ from namm.errors import DataError, RunFolderError, UsageError
 from namm.files import beside, only_writer, publish, refuse_link, require_same, reserve
 from namm.hdf5 import attributes, open_hdf5
 from namm.progress import ProgressBar
-from namm.reading import REASON, damage_as, require_room
+from namm.reading import REASON, damage_as, in_words, require_room
 
 CHUNK_BYTES = 128 * 1024
 """Rows are chunked on disk in pieces of about this size: small enough to read shuffled batches."""
@@ -88,9 +90,11 @@ def grow(
         partial = beside(path, ".partial")
         refuse_link(partial)
         if (blocks := _missing(partial, header)) is None:
+            needed = _bytes_needed(arrays)
+            _require_disk(path, needed)
             draft = beside(partial, ".draft")  # until its layout is whole: no kill leaves half of one
             draft.unlink(missing_ok=True)  # a link, too, which h5py would write through
-            reserve(draft, _bytes_needed(arrays))
+            reserve(draft, needed)
             with h5py.File(draft, "w", track_order=True) as file:
                 begin(file)
                 _lay_out(file, arrays, header, rows, dtypes or {})
@@ -101,6 +105,15 @@ def grow(
         with h5py.File(partial, "r+") as file:
             fill(file, blocks)
         publish(partial, path)
+
+
+def _require_disk(path: Path, needed: int) -> None:
+    """Refuse arrays that the disk does not hold before hours are spent on laying them out."""
+    if needed > (free := shutil.disk_usage(path.parent).free):
+        raise RunFolderError(
+            f"{path} will take {in_words(needed)}, and its disk has {in_words(free)} left: ask for fewer or smaller "
+            "images, or write elsewhere."
+        )
 
 
 def write_block(file: h5py.File, block: Block, values: NDArray[Any]) -> None:
@@ -127,7 +140,7 @@ def made_from(file: h5py.File) -> dict[str, Any]:
 
 def _bytes_needed(arrays: Mapping[str, tuple[int, ...]]) -> int:
     """About as much as a file of these arrays takes, with HDF5's own index and some more."""
-    values = sum(int(np.prod(shape, dtype=np.int64)) for shape in arrays.values())
+    values = sum(math.prod(shape) for shape in arrays.values())
     return round(4.1 * values) + ROOM
 
 

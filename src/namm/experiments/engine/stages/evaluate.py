@@ -35,7 +35,7 @@ import numpy as np
 from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, map_images
-from namm.errors import ConstraintError, DataError
+from namm.errors import ConstraintError, DataError, RunFolderError
 from namm.evaluation import Extractor, compare, distance_summary, fid, kid, picture_for
 from namm.evaluation.mmd import Subset, in_memory
 from namm.evaluation.scores import Milestone, half_way
@@ -54,6 +54,7 @@ from namm.files import read_json, write_json
 from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import IdentityMap, MirrorMap
+from namm.reading import REASON, damage_as
 from namm.training.checkpoint import read
 from namm.training.train_map import load_weights
 
@@ -284,8 +285,10 @@ def run_verdict(run: Path, stage: str | None = "finetune") -> Verdict | None:
     """
     learned = read_record(run / "map").results if is_complete(run, "map") else None
     if is_complete(run, "evaluate"):
-        metrics = read_json(require_intact(run / "evaluate") / METRICS)
-        if "verdict" in metrics and stage == "finetune":
-            return Verdict.from_json(metrics["verdict"])
-        return judge_rows(metrics["rows"], learned)["finetuned" if stage == "finetune" else "mdm"]
+        file = require_intact(run / "evaluate") / METRICS
+        metrics = read_json(file)
+        with damage_as(RunFolderError, f"{file} holds no verdict that can be read ({REASON}): move it away."):
+            if "verdict" in metrics and stage == "finetune":
+                return Verdict.from_json(metrics["verdict"])
+            return judge_rows(metrics["rows"], learned)["finetuned" if stage == "finetune" else "mdm"]
     return None if learned is None else judge_map(learned)
