@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,11 +97,9 @@ def collect(run: Path) -> Contents:
             return otherwise
 
     stages = _stages(run, chosen)
-
-    def is_usable(stage: StageLine) -> bool:
-        return stage.state == "complete" and attempt(stage.name, lambda: bool(require_intact(run / stage.name)), False)
-
-    done = {stage.name: run / stage.name for stage in stages if is_usable(stage)}
+    done = {stage.name: run / stage.name for stage in stages if stage.state == "complete"}
+    for name, folder in done.items():
+        attempt(name, partial(require_intact, folder), folder)
     data = chosen.settings.data
     what = RESIDUAL if data.rule.named_code else "the rule"
     facts = attempt(what, lambda: report_facts(data, run.joinpath, done.get("evaluate")), None)
@@ -113,7 +112,7 @@ def collect(run: Path) -> Contents:
     metrics: dict[str, Any] = {}
     methods: Methods = ((), ())
     if "evaluate" in done:
-        metrics = attempt("evaluate", lambda: json.loads((done["evaluate"] / METRICS).read_text()), metrics)
+        metrics = attempt("evaluate", lambda: _read_metrics(done["evaluate"]), metrics)
         methods = attempt("samples", lambda: _methods(done["evaluate"], pictures), methods)
     return Contents(
         name=run.resolve().name,
@@ -137,6 +136,11 @@ def collect(run: Path) -> Contents:
         made=_made(),
         problems=problems,
     )
+
+
+def _read_metrics(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((require_intact(folder) / METRICS).read_text())
+    return found
 
 
 def view_of(rule: Constraint) -> View:
