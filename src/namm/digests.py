@@ -58,13 +58,13 @@ def digests_of(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
 
 def require_unchanged(folder: Path, digests: Mapping[str, str], remedy: str, kind: type[NammError]) -> None:
     """Refuse a folder in which one of these files is missing or differs, with a sentence that ends in the remedy."""
-    there = {name: (folder / name).is_file() for name in digests}
-    problems = {
-        "missing": [name for name in digests if not there[name]],
-        "changed": [name for name in digests if there[name] and sha256(folder / name) != digests[name]],
-    }
-    if found := "; ".join(f"{how}: {', '.join(sorted(names))}" for how, names in problems.items() if names):
-        raise kind(f"{folder} is not as it was written ({found}): {remedy}")
+    missing = [name for name in digests if not (folder / name).is_file()]
+    changed = [name for name in digests if name not in missing and sha256(folder / name) != digests[name]]
+    problems = {"missing": missing, "changed": changed}
+    if any(problems.values()):
+        paths = {how: ", ".join(str(folder / name) for name in sorted(names)) for how, names in problems.items()}
+        listed = [f"{how}: {named}" for how, named in paths.items() if named]
+        raise kind(f"{folder} is not as it was written ({'; '.join(listed)}): {remedy}")
 
 
 def seal(folder: Path) -> None:

@@ -72,7 +72,7 @@ def test_truncated_weights_are_refused(tmp_path):
     pair().save(tmp_path)
     weights = next((tmp_path / "f").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"changed: diffusion_pytorch_model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"changed: .*f/diffusion_pytorch_model\.safetensors"):
         MirrorMap.load(tmp_path)
     (tmp_path / "f" / "digests.json").unlink()  # as version 0.1 left it
     with pytest.raises(CheckpointError, match="cannot be loaded as a ResNet"):

@@ -26,10 +26,10 @@ from namm.errors import RunFolderError, UsageError
 from namm.experiments.engine.experiment import Rule
 from namm.experiments.engine.folder import SETTINGS, find_run
 from namm.experiments.engine.settings_file import read_yaml
-from namm.experiments.engine.stages import STAGES, summary
+from namm.experiments.engine.stages import STAGES, needs, summary
 from namm.experiments.presets import EXPERIMENTS
 from namm.formatting import ABSENT, format_estimate, format_number, print_table
-from namm.reading import REASON, damage_as, load_json
+from namm.reading import REASON, damage_as
 
 if TYPE_CHECKING:
     from namm.datasets.batches import Images
@@ -141,21 +141,21 @@ def _run_rows(run: Path) -> dict[str, Row]:
     """The rows of a run in order; makes the stage, but trains nothing."""
     from namm.experiments.engine.folder import complete_stage, is_complete
     from namm.experiments.engine.run import run as run_stages
-    from namm.experiments.engine.stages.evaluate import METRICS, ROWS
+    from namm.experiments.engine.stages.evaluate import METRICS, ROWS, read_metrics
 
-    stage = STAGES["evaluate"]
-    for needed in stage.needs:
+    stage, chosen = STAGES["evaluate"], read_yaml(run / SETTINGS)
+    for needed in needs(stage, chosen.settings):
         complete_stage(run, needed)
     done_before = is_complete(run, stage.name)
     if not done_before:
         log("evaluate running")
-    records = run_stages(read_yaml(run / SETTINGS), run, until=stage.name, log=lambda line: None, force=True)
+    records = run_stages(chosen, run, until=stage.name, log=lambda line: None, force=True)
     record = records[stage.name]
     when = "before" if done_before else f"in {format_number(record.seconds, '.1f')} s"
     log(f"evaluate done {when}  {summary(stage, record.results)}")
-    file = complete_stage(run, stage.name) / METRICS
-    with damage_as(RunFolderError, f"{file} cannot be read ({REASON}): move it away, and it is made anew."):
-        rows = load_json(file)["rows"]
+    folder = complete_stage(run, stage.name)
+    with damage_as(RunFolderError, f"{folder / METRICS} cannot be read ({REASON}): move it away; it is made anew."):
+        rows = read_metrics(folder)["rows"]
         return {name: rows[name] for name in ROWS if name in rows}
 
 

@@ -22,7 +22,6 @@ from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.engine.stages import Work
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.map import TRAINING, mirror_folder
-from namm.files import read_json
 from namm.formatting import html_table
 from namm.generative import VAE, Diffusion
 from namm.generative.base import channel_statistics
@@ -152,9 +151,9 @@ class Run:
     @cached_property
     def metrics(self) -> Mapping[str, Any]:
         """What the stage `evaluate` measured: the contents of its metrics.json."""
-        from namm.experiments.engine.stages.evaluate import METRICS
+        from namm.experiments.engine.stages.evaluate import read_metrics
 
-        found: Mapping[str, Any] = read_json(complete_stage(self.folder, "evaluate") / METRICS)
+        found: Mapping[str, Any] = read_metrics(complete_stage(self.folder, "evaluate"))
         return found
 
     @property

@@ -19,14 +19,12 @@ from namm.datasets.batches import Images
 from namm.datasets.store import Store
 from namm.evaluation import Extractor, compare, kid, picture_for
 from namm.evaluation.mmd import Subset
-from namm.experiments.engine.folder import require_intact
 from namm.experiments.engine.run_parts import RunParts, device
 from namm.experiments.engine.settings_file import digest
 from namm.experiments.engine.stages import stage_keys
 from namm.experiments.engine.stages.data import images_file
-from namm.experiments.engine.stages.evaluate import METRICS
+from namm.experiments.engine.stages.evaluate import read_metrics
 from namm.experiments.sweeps.cell import CellOutcome
-from namm.files import read_json
 from namm.numerics import arithmetic
 from namm.report.figures import Array
 
@@ -46,7 +44,7 @@ class FinishedRun:
 
     def metrics(self) -> dict[str, Any]:
         """What the stage `evaluate` measured."""
-        return dict(read_json(require_intact(self.folder / "evaluate") / METRICS))
+        return read_metrics(self.folder / "evaluate")
 
     @contextmanager
     def images(self) -> Iterator[Store]:

@@ -265,12 +265,17 @@ def judge_rows(
     }
 
 
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """What the stage in `folder` measured, refused where it is no longer as the stage wrote it."""
+    found: dict[str, Any] = read_json(require_intact(folder) / METRICS)
+    return found
+
+
 def run_certificate(run: Path, row: str) -> Mapping[str, Any] | None:
     """The summary of the certificate of a run's polished row, such as `dm_polished`; None where it has none."""
     if not is_complete(run, "evaluate"):
         return None
-    metrics = read_json(require_intact(run / "evaluate") / METRICS)
-    found: Mapping[str, Any] | None = metrics.get("certificates", {}).get(row)
+    found: Mapping[str, Any] | None = read_metrics(run / "evaluate").get("certificates", {}).get(row)
     return found
 
 
@@ -285,8 +290,7 @@ def run_verdict(run: Path, stage: str | None = "finetune") -> Verdict | None:
     """
     learned = read_record(run / "map").results if is_complete(run, "map") else None
     if is_complete(run, "evaluate"):
-        file = require_intact(run / "evaluate") / METRICS
-        metrics = read_json(file)
+        metrics, file = read_metrics(run / "evaluate"), run / "evaluate" / METRICS
         with damage_as(RunFolderError, f"{file} holds no verdict that can be read ({REASON}): move it away."):
             if "verdict" in metrics and stage == "finetune":
                 return Verdict.from_json(metrics["verdict"])

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,12 +27,12 @@ from namm.experiments.engine.run import run as run_stages
 from namm.experiments.engine.settings_file import plain, read_yaml
 from namm.experiments.engine.stages import MAIN_LINE, Outcome, Work, stage_keys, stages_until
 from namm.experiments.engine.stages.data import images_file
-from namm.experiments.engine.stages.evaluate import BASELINE, METRICS, OURS, POLISHED, judge_rows, run_verdict
+from namm.experiments.engine.stages.evaluate import BASELINE, OURS, POLISHED, judge_rows, read_metrics, run_verdict
 from namm.experiments.engine.stages.map import TRAINING
 from namm.experiments.engine.stages.model import EQUAL_COMPUTE
 from namm.experiments.engine.stages.samples import TRAIN
 from namm.experiments.presets import Preset, preset
-from namm.files import read_json, write_atomically
+from namm.files import write_atomically
 from namm.generative.sample_file import SampleFile
 from namm.report.contents import Contents, Cost, Row, StageLine
 from namm.report.figures import Array, View
@@ -95,11 +96,9 @@ def collect(run: Path) -> Contents:
             return otherwise
 
     stages = _stages(run, chosen)
-
-    def is_usable(stage: StageLine) -> bool:
-        return stage.state == "complete" and attempt(stage.name, lambda: bool(require_intact(run / stage.name)), False)
-
-    done = {stage.name: run / stage.name for stage in stages if is_usable(stage)}
+    done = {stage.name: run / stage.name for stage in stages if stage.state == "complete"}
+    for name, folder in done.items():
+        attempt(name, partial(require_intact, folder), folder)
     data = chosen.settings.data
     what = RESIDUAL if data.rule.named_code else "the rule"
     facts = attempt(what, lambda: report_facts(data, run.joinpath, done.get("evaluate")), None)
@@ -112,7 +111,7 @@ def collect(run: Path) -> Contents:
     metrics: dict[str, Any] = {}
     methods: Methods = ((), ())
     if "evaluate" in done:
-        metrics = attempt("evaluate", lambda: read_json(done["evaluate"] / METRICS), metrics)
+        metrics = attempt("evaluate", lambda: read_metrics(done["evaluate"]), metrics)
         methods = attempt("samples", lambda: _methods(done["evaluate"], pictures), methods)
     return Contents(
         name=run.resolve().name,
