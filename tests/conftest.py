@@ -1,5 +1,6 @@
 """Shared fixtures: the parity files, a quiet, deterministic torch, an interpreter of kernels, a run at a tiny size."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from namm.evaluation.verdict import Watched
+from namm.experiments.engine.folder import read_record, stage_digests, write_record
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings
 from namm.experiments.presets import Preset, preset
@@ -111,6 +113,17 @@ def unwatched() -> Callable[[], AbstractContextManager[None]]:
             yield
 
     return context
+
+
+@pytest.fixture(scope="session")
+def rewrite() -> Callable[[Path, object], None]:
+    """Gives a JSON file of a stage other content, as if the stage had written that: its record knows the new digest."""
+
+    def write(path: Path, content: object) -> None:
+        path.write_text(json.dumps(content))
+        write_record(path.parent, replace(read_record(path.parent), digests=stage_digests(path.parent)))
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from namm.cli import main
+from namm.evaluation.scores import Milestone, half_way
 from namm.experiments.demo import ABOUT
 from namm.experiments.engine.folder import SETTINGS, read_record
 from namm.experiments.engine.settings_file import read_yaml
@@ -56,7 +57,7 @@ def test_its_last_words_are_what_was_measured(told):
     assert float(found) == pytest.approx((ours - data) / (base - data), abs=0.006)
     assert f"verdict: {metrics['verdict']['outcome']}" in text
     assert f"total variation is {metrics['rows']['finetuned']['total_variation']:.2f} and spread" in text
-    half = metrics["milestones"]["dm"][1]["mean"]
+    half = half_way([Milestone(**each) for each in metrics["milestones"]["dm"]]).mean
     assert f"Half-way through its training the baseline's mean ℓ was {format_number(half)}." in text
     seconds = read_record(folder / "dm").compute_seconds
     assert f"and baseline {seconds:.1f} s" in text

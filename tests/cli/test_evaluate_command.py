@@ -75,7 +75,7 @@ def test_the_stage_is_made_where_it_is_missing_but_nothing_is_trained(namm, whol
     assert not (copy / "dm").exists()
 
 
-def test_several_runs_are_shown_as_mean_and_deviation(namm, whole_run, tmp_path):
+def test_several_runs_are_shown_as_mean_and_deviation(namm, whole_run, rewrite, tmp_path):
     runs = [whole_run]
     for k, factor in enumerate((2.0, 6.0)):
         runs.append(shutil.copytree(whole_run, tmp_path / str(k)))
@@ -83,7 +83,7 @@ def test_several_runs_are_shown_as_mean_and_deviation(namm, whole_run, tmp_path)
         content = json.loads(path.read_text())
         content["rows"]["dm"]["distance"]["mean"] *= factor
         content["rows"]["dm"]["mmd"][0] *= factor
-        path.write_text(json.dumps(content))
+        rewrite(path, content)
     code, said = namm("evaluate", *runs)
     assert code == 0
     assert "mean ± std over 3 runs" in said
@@ -97,13 +97,13 @@ def test_several_runs_are_shown_as_mean_and_deviation(namm, whole_run, tmp_path)
     assert len(shown) == 7
 
 
-def test_kid_and_fid_are_shown_where_they_were_measured(namm, whole_run, tmp_path):
+def test_kid_and_fid_are_shown_where_they_were_measured(namm, whole_run, rewrite, tmp_path):
     copies = [shutil.copytree(whole_run, tmp_path / str(k)) for k in range(2)]
     for k, copy in enumerate(copies):
         path = copy / "evaluate" / "metrics.json"
         content = json.loads(path.read_text())
         content["rows"]["dm"] |= {"kid": [0.0125 + k, 0.003], "fid": 20.0 + 2 * k}
-        path.write_text(json.dumps(content))
+        rewrite(path, content)
     code, said = namm("evaluate", copies[0])
     assert code == 0
     assert [title in said for title in ("KID", "FID")] == [True, True]

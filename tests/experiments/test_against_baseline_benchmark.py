@@ -170,9 +170,9 @@ def test_a_repeated_call_trains_nothing_again(written, call, capsys):
     code, _, results = call("--until", "evaluate")
     told = capsys.readouterr().out
     assert code == written[0]
-    assert len(before) == 2 * 7
+    assert len(before) == 2 * 8
     assert {path: path.read_bytes() for path in out.glob("*/*/stage.json")} == before
-    assert told.count("done before") == 2 * 7
+    assert told.count("done before") == 2 * 8
     assert "running" not in told
     assert json.loads((results / "metrics.json").read_text())["seeds"] == report["seeds"]
 

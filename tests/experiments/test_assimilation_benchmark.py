@@ -88,7 +88,7 @@ def test_a_longer_run_is_longer_on_the_side_that_decides_the_other(module):
     longer = module["lengthened"](s, 4, compile=True)
     assert [part.train.budget for part in (longer.map, longer.mdm, longer.finetune)] == [
         "1600 steps",
-        "8 minutes",
+        "3200 steps",
         "600 steps",
     ]
     assert longer.dm.equal_compute

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ import torch
 from namm.cli import main
 from namm.errors import VerdictError
 from namm.evaluation.verdict import Verdict
-from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.folder import read_record, write_record
 from namm.experiments.engine.run import run
 from namm.experiments.engine.stages.evaluate import run_verdict
+from namm.maps import MirrorMap
 from namm.pipeline import NAMMPipeline
 
 
@@ -61,13 +63,12 @@ def test_the_command_stops_too(learned, tmp_path, monkeypatch, capsys):
 
 def test_a_good_map_lets_the_run_go_on(learned, tiny_preset, tmp_path):
     folder = shutil.copytree(learned[0], tmp_path / "run")
-    record = json.loads((folder / "map" / "stage.json").read_text())
-    record["verdict"] |= {"outcome": "works", "next_steps": []}
-    (folder / "map" / "stage.json").write_text(json.dumps(record))
+    record = read_record(folder / "map")
+    write_record(folder / "map", replace(record, verdict=record.verdict | {"outcome": "works", "next_steps": []}))
     go(tiny_preset, folder, "mdm")
 
 
-def test_a_collapse_is_told_wherever_samples_leave_the_run(whole_run, tmp_path, monkeypatch, capsys):
+def test_a_collapse_is_told_wherever_samples_leave_the_run(whole_run, rewrite, tmp_path, monkeypatch, capsys):
     """An f that turns every sample white: report, sample, export and model card say so."""
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(whole_run, tmp_path / "run")
@@ -75,11 +76,12 @@ def test_a_collapse_is_told_wherever_samples_leave_the_run(whole_run, tmp_path, 
     metrics["rows"]["finetuned"] |= {"spread": 1e-3, "total_variation": 1e-3}
     metrics["rows"]["finetuned"]["distance"]["mean"] = 5e-6
     del metrics["verdict"]  # as version 0.1 left it
-    (folder / "evaluate" / "metrics.json").write_text(json.dumps(metrics))
-    weights = folder / "finetune" / "training" / "mirror" / "f" / "diffusion_pytorch_model.safetensors"
-    from safetensors.torch import load_file, save_file
-
-    save_file({name: torch.zeros_like(each) for name, each in load_file(weights).items()}, weights)
+    rewrite(folder / "evaluate" / "metrics.json", metrics)
+    mirror = MirrorMap.load(folder / "finetune" / "training" / "mirror")
+    torch.nn.utils.vector_to_parameters(
+        torch.zeros(sum(p.numel() for p in mirror.f.parameters())), mirror.f.parameters()
+    )
+    mirror.save(folder / "finetune" / "training" / "mirror")
 
     assert main(["sample", "run", "-n", "20"]) == 0
     said = capsys.readouterr().out

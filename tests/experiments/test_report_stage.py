@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from html.parser import HTMLParser
 
@@ -15,7 +15,7 @@ from namm.constraints import DivergenceFree, Periodic
 from namm.constraints.burgers import Burgers
 from namm.errors import RunFolderError
 from namm.evaluation.scores import Milestone, half_way
-from namm.experiments.engine.folder import read_record, stage_digests, write_record
+from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run import run
 from namm.experiments.engine.stages import Work
 from namm.experiments.engine.stages.report import FILE, PARTIAL, collect, make_report, view_of, write_report
@@ -98,13 +98,12 @@ def test_what_is_collected_is_what_the_files_hold(whole):
     assert "data.dt" not in changed
 
 
-def test_kid_and_fid_are_reported_where_they_were_measured(copy):
+def test_kid_and_fid_are_reported_where_they_were_measured(copy, rewrite):
     path = copy / "evaluate" / "metrics.json"
     metrics = json.loads(path.read_text())
     for k, values in enumerate(metrics["rows"].values()):
         values |= {"kid": [0.01 * k, 0.003], "fid": 7.5 + k}
-    path.write_text(json.dumps(metrics))
-    write_record(path.parent, replace(read_record(path.parent), digests=stage_digests(path.parent)))
+    rewrite(path, metrics)
     found = {row.name: (row.kid, row.fid) for row in collect(copy).rows}
     assert found == {name: (tuple(row["kid"]), row["fid"]) for name, row in metrics["rows"].items()}
     page = Reader(write_report(copy).read_text())
