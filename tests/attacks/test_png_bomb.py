@@ -20,6 +20,12 @@ def png(path, width, height, rows):
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b""))
 
 
+def test_rows_that_are_not_there_are_not_black(tmp_path):
+    png(tmp_path / "x.png", 7, 8_000_000, 20)  # 56 MB of pixels: no more than one may unpack to
+    with pytest.raises(DataError, match=r"x\.png cannot be read as a PNG: 7×8000000 pixels do not fit into .* bytes"):
+        read_images(tmp_path)
+
+
 @pytest.mark.parametrize(("side", "sentence"), [(12_000, "would unpack to"), (60_000, "decompression bomb")])
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, side, sentence):
     png(tmp_path / "x.png", side, side, 200)

@@ -32,6 +32,8 @@ LAYOUTS: tuple[str, ...] = get_args(Layout)
 FEW = 4
 """No axis longer than this is called 'obviously the channels'."""
 HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
+DEFLATE = 1032
+"""Times its own size that deflate, and so a PNG, can hold at most."""
 PNG_MODES = ("1", "L", "RGB")
 PIECE_BYTES = 64 * 2**20
 """How much of a file `pieces` reads at a time."""
@@ -329,7 +331,10 @@ def _read_png(path: Path) -> NDArray[np.uint8]:
                     f"{path} has the colour mode {image.mode!r}, and 8-bit greyscale or RGB is read: convert "
                     "it first, without palette or transparency."
                 )
-            require_room(path, packed, 4 * image.width * image.height * len(image.getbands()))
+            values = image.width * image.height * len(image.getbands())
+            require_room(path, packed, 4 * values)
+            if values // (8 if image.mode == "1" else 1) > DEFLATE * packed:  # Pillow takes missing rows for black
+                raise ValueError(f"{image.width}×{image.height} pixels do not fit into {packed} bytes")
             pixels = np.asarray(image.convert("L") if image.mode == "1" else image)
     return pixels.reshape(*pixels.shape[:2], -1)
 
