@@ -10,7 +10,7 @@ import torch
 from namm.cli import main
 from namm.errors import VerdictError
 from namm.evaluation.verdict import Verdict
-from namm.experiments.engine.folder import read_record, write_record
+from namm.experiments.engine.folder import read_record, stage_digests, write_record
 from namm.experiments.engine.run import run
 from namm.experiments.engine.stages.evaluate import run_verdict
 from namm.maps import MirrorMap
@@ -78,10 +78,10 @@ def test_a_collapse_is_told_wherever_samples_leave_the_run(whole_run, rewrite, t
     del metrics["verdict"]  # as version 0.1 left it
     rewrite(folder / "evaluate" / "metrics.json", metrics)
     mirror = MirrorMap.load(folder / "finetune" / "training" / "mirror")
-    torch.nn.utils.vector_to_parameters(
-        torch.zeros(sum(p.numel() for p in mirror.f.parameters())), mirror.f.parameters()
-    )
+    mirror.f.load_state_dict({name: torch.zeros_like(each) for name, each in mirror.f.state_dict().items()})
     mirror.save(folder / "finetune" / "training" / "mirror")
+    digests = stage_digests(folder / "finetune")
+    write_record(folder / "finetune", replace(read_record(folder / "finetune"), digests=digests))
 
     assert main(["sample", "run", "-n", "20"]) == 0
     said = capsys.readouterr().out
