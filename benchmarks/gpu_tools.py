@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from namm.clock import clock
 from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, Settings
 from namm.experiments.presets import preset
 from namm.gpu import use_channels_last
@@ -30,7 +31,7 @@ from namm.numerics import arithmetic, generator
 from namm.precision import Precision
 from namm.training.objectives import Objective
 from namm.training.settings import TrainSettings
-from namm.training.trainer import clock, rehearse, train
+from namm.training.trainer import rehearse, train
 
 Module = TypeVar("Module", bound=nn.Module)
 MATRIX = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|nvjet|sdpa|flash|wgrad|dgrad|fprop|triton_tem|triton_mm")

@@ -13,7 +13,6 @@ the samples of an uninterrupted one (in the same batches, their very bytes on a 
 Under torchrun all processes make each batch together, and the main one writes it.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cache
@@ -26,6 +25,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from namm._version import __version__
+from namm.clock import clock
 from namm.constraints import Constraint
 from namm.datasets import store
 from namm.datasets.base import BLOCK
@@ -172,7 +172,7 @@ def _arrays(
     options: dict[str, Any],
 ) -> dict[str, np.ndarray]:
     """Samples `first` to `first` + `count`, as they are written."""
-    began = time.perf_counter()
+    began = clock(source.device)
     x, y = source.sample_pairs(count, first=first, progress=False, **options)
     if bad := (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist():
         raise DataError(
@@ -185,7 +185,7 @@ def _arrays(
         polished = polish(x)
         x, certified = polished.images, {name: getattr(polished.certificate, name) for name in ARRAYS}
     arrays = {"images": x.cpu().numpy(), "mirror_images": y.cpu().numpy(), **certified}
-    arrays["seconds"] = np.full(count, (time.perf_counter() - began) / count)
+    arrays["seconds"] = np.full(count, (clock(source.device) - began) / count)
     if constraint is not None:
         distances = [constraint(part) for part in x.split(options["batch_size"])]
         arrays["distances"] = torch.cat(distances).cpu().numpy()

@@ -29,6 +29,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
+from namm.clock import clock
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe, in_chunks, to_tensor
 from namm.errors import Interrupted, MemoryShortage, NammWarning, TrainingError, UsageError
 from namm.files import Claim, owned, sweep, write_json
@@ -555,10 +556,3 @@ def rehearse(
 def step_memory(objective: Objective) -> int:
     """Bytes of the GPU that a step of `objective` took when it was rehearsed; 0 on a CPU, which does not count them."""
     return _rehearsed[objective][1] if objective in _rehearsed else 0
-
-
-def clock(device: torch.device) -> float:
-    """Seconds since some fixed time, once all work queued on `device` is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -21,6 +21,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
+from namm.clock import clock
 from namm.constraints import Constraint
 from namm.datasets.batches import Images, to_tensor
 from namm.errors import CheckpointError, ConstraintError
@@ -34,7 +35,6 @@ from namm.numerics import fold, generator
 from namm.reading import REASON, damage_as, load_json, typed
 from namm.training.objectives import MapObjective, ModelErrors, Noise, Weights, identity_regulariser, perturb
 from namm.training.settings import CHOSEN, CLOSENESS
-from namm.training.trainer import clock
 
 LOOKED_AT = 256
 """Images that numbers are measured on."""
