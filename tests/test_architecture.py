@@ -26,6 +26,7 @@ ORDER = [
         "weights_file",
         "precision",
         "numerics",
+        "clock",
         "gpu",
         "progress",
     ),

@@ -45,7 +45,7 @@ class File:
         self.size = os.path.getsize(path)
         self.elsewhere: str | None = None
         self.read = 0
-        with h5py.File(path, "r") as file:
+        with h5py.File(path, "r", locking=False) as file:  # whoever outlives its parent is in no writer's way
             for item in self.objects(file.id):
                 self.look_at_attributes(item)
                 if isinstance(item, h5d.DatasetID):

@@ -1,4 +1,7 @@
-"""A configuration of a few digits that asks for all memory, or for layers without end, before weights are read."""
+"""A configuration of a few digits that asks for all memory, or for layers without end, before weights are read.
+
+Whoever sends it sends no digests, or those that fit.
+"""
 
 import json
 
@@ -7,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from namm.constraints.count import Counter
+from namm.digests import DIGESTS
 from namm.errors import CheckpointError, NammError
 from namm.maps import ICNN, MirrorMap, ResNet
 
@@ -14,6 +18,8 @@ from namm.maps import ICNN, MirrorMap, ResNet
 @pytest.fixture
 def saved(tmp_path):
     MirrorMap(ICNN(1, 1, 2), ResNet(1, 2, 1, 1)).save(tmp_path)
+    for digests in tmp_path.rglob(DIGESTS):
+        digests.unlink()
     return tmp_path
 
 

@@ -1,11 +1,14 @@
 """Bytes that let libhdf5 loop for ever. No such file is needed here: a child that sleeps hangs just as well."""
 
+import subprocess
+import sys
 import time
 
 import pytest
 from hostile_hdf5 import IMAGES, file_with
 
 import namm.hdf5
+from namm import hdf5_inspector
 from namm.datasets import read_images
 from namm.errors import DataError
 
@@ -38,3 +41,16 @@ def test_the_next_file_is_read(tmp_path):
     namm.hdf5.GUARD.stop()
     file = file_with(tmp_path, lambda f: f.create_dataset("images", data=IMAGES))
     assert read_images(file, key="images", layout="NCHW").shape == IMAGES.shape
+
+
+def test_an_inspection_that_outlives_its_process_is_in_no_writers_way(tmp_path, monkeypatch):
+    path = file_with(tmp_path, lambda f: f.create_dataset("images", data=IMAGES))
+    script = f"import h5py; h5py.File({str(path)!r}, 'r+').close()"
+    monkeypatch.delenv("HDF5_USE_FILE_LOCKING", raising=False)
+
+    def meanwhile(self, root):
+        assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+        return iter(())
+
+    monkeypatch.setattr(hdf5_inspector.File, "objects", meanwhile)
+    assert hdf5_inspector.File(str(path)).elsewhere is None

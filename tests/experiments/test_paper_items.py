@@ -259,15 +259,15 @@ def test_table5_measures_fid_on_the_evaluations_samples(made, out, monkeypatch):
     assert row(out, "table5", method="baseline")["FID, paper"] == 140.70
 
 
-def test_table5_takes_what_the_evaluation_measured(made, tiny, out, tmp_path):
+def test_table5_takes_what_the_evaluation_measured(made, tiny, out, rewrite, tmp_path):
     made("table1", "burgers")
     (cell,) = base_cells(tiny, ["burgers"], [0])
     asked = replace(cell.preset.settings.evaluate, n_fid=30)
     cell = replace(cell, preset=replace(cell.preset, settings=replace(cell.preset.settings, evaluate=asked)))
-    (tmp_path / "evaluate").mkdir()
+    shutil.copytree(out / "burgers-seed0" / "evaluate", tmp_path / "evaluate")
     found = metrics(out, "burgers-seed0")
     found["rows"]["dm"]["fid"] = 12.5
-    (tmp_path / "evaluate" / "metrics.json").write_text(json.dumps(found))
+    rewrite(tmp_path / "evaluate" / "metrics.json", found)
     rows = ITEMS["table5"].show([CellOutcome(cell, tmp_path, None)]).table.plain()
     assert [(r["method"], r["images"], r["FID"] and r["FID"]["mean"]) for r in rows] == [
         ("ours, not finetuned", 30, None),
