@@ -35,7 +35,12 @@ SECONDS = 5.0
 GROWTH = 2**30
 START = 120.0
 """Seconds that a process may take to import everything, on a busy machine."""
-WEIGHTS = "diffusion_pytorch_model.safetensors"
+CHECKPOINTS = ("step-000000001.safetensors",)
+WEIGHTS = ("counter.safetensors", "model.safetensors")
+MAP_FILES = (
+    *(f"{side}/config.json" for side in ("g", "f", "rulenet/f")),
+    *("standardisation.json", "g/diffusion_pytorch_model.safetensors"),
+)
 GUARD = 1.0
 """Seconds that the guard of HDF5 gives its child here: the files have a few kilobytes."""
 SAVE_EVERY = 2.0
@@ -140,8 +145,9 @@ def _read_store(_: Path, file: Path) -> Any:
 
     rule_settings("burgers", file)
     with open_store(file) as store:
+        store.damaged()
         train, _sizes = store["train"], store.sizes
-        return train[:], train[[2, 1]], store["test"][:], store.damaged()
+        return train[:], train[[2, 1]], store["val"][:], store["test"][:]
 
 
 def _samples(folder: Path) -> None:
@@ -394,14 +400,14 @@ def _read_checkpoint(_: Path, file: Path) -> Any:
 
 def _weights(folder: Path) -> None:
     import torch
-    from safetensors.torch import save_file
 
     from namm.constraints.count import Counter
     from namm.training.train_model import MODEL
+    from namm.weights_file import write_weights
 
     torch.manual_seed(0)
     Counter(8, filters=(2, 2), width=4).save(folder / "counter.safetensors")
-    save_file(torch.nn.Linear(3, 2).state_dict(), folder / MODEL)
+    write_weights(folder / MODEL, torch.nn.Linear(3, 2).state_dict(), {"model": "Linear"})
 
 
 def _read_weights(folder: Path, file: Path) -> Any:
@@ -418,8 +424,11 @@ def _read_weights(folder: Path, file: Path) -> Any:
 
 
 def _map(folder: Path) -> None:
+    import torch
+
     from namm.maps import ICNN, MirrorMap, ResNet, RuleNet
 
+    torch.manual_seed(0)
     MirrorMap(ICNN(1, 1, 2), ResNet(1, 2, 1, 1), [0.5], [2.0]).save(folder)
     MirrorMap(ICNN(1, 1, 2), RuleNet(1, 4, 4, 2, 1, 2, 1, 2)).save(folder / "rulenet")
 
@@ -428,6 +437,31 @@ def _read_map(folder: Path, file: Path) -> Any:
     from namm.maps import MirrorMap
 
     return MirrorMap.load(folder / "rulenet" if "rulenet" in file.parts else folder).state_dict()
+
+
+def _unsigned(folder: Path) -> None:
+    """Weights, a map and a stage without digests, as version 0.1 wrote them and as a stranger may."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    for make in (_checkpoint, _weights, _map, _run):
+        make(folder)
+    for path in list(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            about = {name: value for name, value in json.loads(file.metadata()["namm"]).items() if name != "sha256"}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file(tensors, path, metadata={"namm": json.dumps(about)})
+    for path in folder.rglob("digests.json"):
+        path.unlink()
+    for path in (folder / "standardisation.json", folder / "data" / "stage.json"):
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({name: value for name, value in content.items() if name != "sha256"}))
+
+
+def _read_unsigned(folder: Path, file: Path) -> Any:
+    if file.parent == folder and file.suffix == ".safetensors":
+        return _read_checkpoint(folder, file) if file.name.startswith("step") else _read_weights(folder, file)
+    return _read_run(folder, file) if file.parent.name == "data" else _read_map(folder, file)
 
 
 def _source(folder: Path) -> None:
@@ -448,9 +482,9 @@ def _read_source(folder: Path, _: Path) -> Any:
 READERS: dict[str, Reader] = {
     "settings": Reader(_yaml, ("flow.yaml", "block.yaml"), _read_yaml),
     "hdf5": Reader(_hdf5, ("plain.h5", "packed.h5", "latest.h5"), _read_hdf5),
-    "store": Reader(_store, ("x.h5",), _read_store),
-    "samples": Reader(_samples, ("x.h5",), _read_samples),
-    "posterior": Reader(_posterior, ("x.h5",), _read_posterior),
+    "store": Reader(_store, ("x.h5",), _read_store, verifies=True),
+    "samples": Reader(_samples, ("x.h5",), _read_samples, verifies=True),
+    "posterior": Reader(_posterior, ("x.h5",), _read_posterior, verifies=True),
     "npy": Reader(_npy, ("a.npy", "b.npy"), _read_numpy),
     "npz": Reader(_npz, ("plain.npz", "packed.npz"), _read_numpy),
     "look": Reader(_all_arrays, ("plain.h5", "latest.h5", "a.npy", "plain.npz"), _read_look),
@@ -459,13 +493,10 @@ READERS: dict[str, Reader] = {
     "run": Reader(_run, ("run.json", "data/stage.json", "failure.json"), _read_run),
     "json": Reader(_json, ("certificate.json", "tuning.json", "metrics.jsonl", "trusted.json"), _read_json),
     "facts": Reader(_facts, ("rule.json", "residuals.npz"), _read_facts),
-    "checkpoint": Reader(_checkpoint, ("step-000000001.safetensors",), _read_checkpoint, verifies=True),
-    "weights": Reader(_weights, ("counter.safetensors", "model.safetensors"), _read_weights),
-    "map": Reader(
-        _map,
-        (*(f"{side}/config.json" for side in ("g", "f", "rulenet/f")), "standardisation.json", "g/" + WEIGHTS),
-        _read_map,
-    ),
+    "checkpoint": Reader(_checkpoint, CHECKPOINTS, _read_checkpoint, verifies=True),
+    "weights": Reader(_weights, WEIGHTS, _read_weights, verifies=True),
+    "map": Reader(_map, MAP_FILES, _read_map, verifies=True),
+    "unsigned": Reader(_unsigned, (*CHECKPOINTS, *WEIGHTS, *MAP_FILES, "data/stage.json"), _read_unsigned),
     "source": Reader(_source, ("fuzzed_rule.py", "fuzzed_part.py"), _read_source),
 }
 
