@@ -267,6 +267,25 @@ def test_facts_of_a_checkpoint_are_part_of_its_digest(tmp_path):
         read(path)
 
 
+@pytest.mark.parametrize("name", ["sha256", "namm"])
+def test_weights_whose_digest_has_lost_its_name_are_no_unsigned_ones(tmp_path, name):
+    write(path := tmp_path / "c", Checkpoint({"a": torch.ones(3)}, {"step": 3}))
+    content = bytearray(path.read_bytes().replace(name.encode(), b"z" + name[1:].encode()))
+    content[-2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="is corrupt"):
+        read(path)
+
+
+def test_a_standardisation_whose_digest_has_lost_its_name_is_refused(tmp_path):
+    pair = MirrorMap(ICNN(1, layers=1, filters=4), ResNet(1, filters=4, blocks=1, downsamplings=1), [0.5], [2.0])
+    pair.save(tmp_path)
+    path = tmp_path / "standardisation.json"
+    path.write_text(path.read_text().replace("sha256", "sha255").replace("2.0", "3.0"))
+    with pytest.raises(CheckpointError, match=r"standardisation\.json cannot be read \(it holds mean, scale, sha255\)"):
+        MirrorMap.load(tmp_path)
+
+
 def test_a_sealed_folder_and_a_signed_object(tmp_path):
     (tmp_path / "a").write_text("a")
     require_sealed(tmp_path, "no matter")  # nobody has sealed it

@@ -7,6 +7,7 @@ none at all of models and counters.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from namm.reading import reason, require_plain
 ENTRY = "namm"
 """The header's one entry: safetensors writes several in any order, and equal content shall have equal bytes."""
 OLD_DIGEST = "digest"
+LOOKS_LIKE_DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+"""In a header where no entry is called a digest, it is one whose name was damaged."""
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -45,13 +48,15 @@ def read_weights(path: Path, what: str, remedy: str) -> tuple[dict[str, Tensor],
         raise CheckpointError(f"{what} {path} is truncated or not one of ours (it is empty): {remedy}")
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(ENTRY, "{}"))
+            header = file.metadata() or {}
+            about = json.loads(header.get(ENTRY, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kept = {name: about.pop(name) for name in (SIGNATURE, OLD_DIGEST) if name in about}
     except (SafetensorError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{what} {path} is truncated or not one of ours ({reason(error)}): {remedy}") from error
     found = {SIGNATURE: lambda: _digest(tensors, about), OLD_DIGEST: lambda: _digest(tensors)}
-    if any(value != found[name]() for name, value in kept.items()):
+    has_lost_digest = not kept and LOOKS_LIKE_DIGEST.search(" ".join(header.values()))
+    if has_lost_digest or any(value != found[name]() for name, value in kept.items()):
         raise CheckpointError(f"{what} {path} is corrupt (its content does not match its digest): {remedy}")
     return tensors, about
 

@@ -181,6 +181,8 @@ def _load_statistics(path: Path) -> dict[str, Any]:
         return {}
     with damage_as(CheckpointError, f"{path} cannot be read ({REASON}): save the map anew."):
         values = require_signed(path, load_json(path), REMEDY, CheckpointError)
+        if set(values) != {"mean", "scale"}:
+            raise ValueError(f"it holds {', '.join(sorted(map(str, values)))[:80]}")
         found = {name: [float(each) for each in values[name]] for name in ("mean", "scale")}
         if len(found["mean"]) != len(found["scale"]) or not all(map(math.isfinite, found["mean"] + found["scale"])):
             raise ValueError("mean and scale must be finite numbers, as many of each")
