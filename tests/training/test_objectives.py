@@ -142,11 +142,8 @@ def test_gradient_regulariser_needs_an_icnn():
         gradient_regulariser(ResNet(filters=4, blocks=1), x, x)
 
 
-@pytest.mark.parametrize(
-    ("kind", "backend"),
-    [("map", "inductor"), ("map", "aot_eager"), ("resnet-g", "aot_eager"), ("finetune", "aot_eager")],
-)
-def test_compiles_as_one_graph_and_equals_eager(kind, backend):
+@pytest.mark.parametrize("kind", ["map", "resnet-g", "finetune"])
+def test_compiles_as_one_graph_and_equals_eager(kind):
     g = ICNN(layers=1, filters=4)
     if kind == "resnet-g":
         g = ResNet(filters=4, blocks=1, dropout=0.0, activation="none")
@@ -163,7 +160,7 @@ def test_compiles_as_one_graph_and_equals_eager(kind, backend):
 
     torch.compiler.reset()
     losses, gradients = evaluate(objective)
-    compiled_losses, compiled_gradients = evaluate(torch.compile(objective, fullgraph=True, backend=backend))
+    compiled_losses, compiled_gradients = evaluate(torch.compile(objective, fullgraph=True, backend="aot_eager"))
     for name, value in losses.items():
         assert torch.allclose(compiled_losses[name], value, rtol=1e-10)
     assert gradients.keys() == compiled_gradients.keys()
