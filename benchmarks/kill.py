@@ -4,11 +4,11 @@
     python benchmarks/kill.py --random 100 --torchrun 20     # these kills as well
 
 A place is a durable call (a write, a flush, a rename, a new or a removed file or folder) with the lines of namm that
-lead to it, and the stage. An uninterrupted run of all stages, at a tiny size and with budgets in steps, tells which
-there are. Then a run like it is killed at the first call of each (a write with half of its bytes written), goes on to
-the end of that stage, and must leave what the uninterrupted one left, but for recorded times, and nothing else. At
-random moments kills come in chains, and each chain goes on to the report; two processes go on to the baseline. Prints a
-table, and exits with 1 where anything differs. What was tried before with the same folder is not tried again.
+lead to it, and the stage. An uninterrupted run from data to report, at a tiny size and with budgets in steps, tells
+which there are. Then a run like it is killed at the first call of each (a write with half of its bytes written), goes
+on to the end of that stage, and must leave what the uninterrupted one left, but for recorded times, and nothing else.
+At random moments kills come in chains, and each chain goes on to the report; two processes go on to `repair`. Prints
+a table, and exits with 1 where anything differs. What was tried before with the same folder is not tried again.
 """
 
 import builtins
@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import h5py
 import numpy as np
@@ -45,13 +46,14 @@ import namm.experiments.engine.stages.samples
 from namm.errors import NammError
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings
-from namm.experiments.engine.stages import MAIN_LINE, stages_until
+from namm.experiments.engine.stages import MAIN_LINE, model, stages_until
 from namm.experiments.presets import Preset, preset
 from namm.formatting import print_table
 
 SOURCE = Path(namm.__file__).parent
 TIMES = {
-    *("seconds", "compute_seconds", "compute_seconds_ours", "compute_seconds_baseline", "compute", "images_per_second"),
+    *("seconds", "compute_seconds", *(f"compute_seconds_{side}" for side in ("ours", "baseline", "repair"))),
+    *("model_seconds", "compute", "images_per_second"),
     *("started", "finished", "created", "attempts", "sha256", "digests"),
 }
 """What may differ between two runs: recorded times, how often a stage was begun, and digests of files with these."""
@@ -104,16 +106,17 @@ def tiny() -> Preset:
         mdm=short(replace(s.mdm, network=network)),
         samples=replace(s.samples, n=8, n_val=4, sampler=sampler),
         finetune=short(s.finetune, 3),
-        dm=short(replace(s.dm, equal_compute=False)),
+        dm=short(s.dm),
         evaluate=replace(s.evaluate, n=16, subset=8, mmd_subsets=2, milestone_samples=4, sampler=sampler, polish=True),
     )
     return replace(base, settings=settings)
 
 
 def go(folder: Path, until: str) -> None:
-    """The run, or the rest of it."""
+    """The run, or the rest of it; the baseline's steps are fixed, for those at equal compute depend on the clock."""
     torch.set_num_threads(1)
-    run(tiny(), folder, until=until, log=lambda line: None, progress=False, force=True)
+    with patch.object(model, "equal_compute", lambda settings, *_: replace(settings, budget="7 steps")):
+        run(tiny(), folder, until=until, log=lambda line: None, progress=False, force=True)
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -439,7 +442,7 @@ def kill_at_random(rng: random.Random, whole: Path, folder: Path, longest: float
 
 # Two processes
 
-TWO_UNTIL = "dm"
+TWO_UNTIL = "repair"
 """The last stage in which processes work together, but for drawing samples, as in `samples`."""
 
 
