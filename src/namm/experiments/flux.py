@@ -61,7 +61,7 @@ EXPERIMENT = Experiment(
     FluxData,
     FluxRule,
     presets={
-        "demo": recipes.demo(FluxData(2048, 256, 1024, size=32)),
+        "demo": recipes.demo(FluxData(2048, 256, 1024, size=32), model="1600 steps"),
         "gpu": recipes.gpu(FluxData(20_000, 500, 10_000)),
         "paper": recipes.paper(
             FluxData(100_000, 100, 10_000), REPORTED.weight, epochs=(30, 200, 1000, 450), reference="train"
