@@ -91,7 +91,7 @@ def timed(folder: Path, samples: str) -> tuple[float, float, float | None]:
     polished = polisher(images)
     seconds = (clock(build.device()) - start) / len(images)
     moved = float(polished.certificate.moved.mean())
-    return seconds / drawing, moved, moved_by_project(rule, images, polisher.keywords["scale"])
+    return seconds / drawing, moved, moved_by_project(rule, images, polisher.scale)
 
 
 def moved_by_project(rule: Constraint, images: torch.Tensor, scale: torch.Tensor) -> float | None:

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
+from namm import files
 from namm.datasets.store import grow, write_block
 from namm.errors import FolderInUseError, RunFolderError
 from namm.files import Claim, only_writer, owned, publish, sweep, write_atomically
@@ -140,19 +141,19 @@ def test_a_log_is_not_begun_through_a_link(precious):
     assert not target.exists()
 
 
-def test_files_of_other_libraries_get_the_modes_of_ours(tmp_path):
+def test_files_of_other_libraries_get_the_modes_of_ours(tmp_path, precious, monkeypatch):
     draft = tmp_path / ".map.partial"
     (draft / "g").mkdir(parents=True)
     for name in ("config.json", "g/weights"):
         descriptor = os.open(draft / name, os.O_WRONLY | os.O_CREAT, 0o600)  # as tempfile and safetensors do
         os.close(descriptor)
-    before = os.umask(0o027)
-    try:
-        publish(draft, tmp_path / "map")
-    finally:
-        assert os.umask(before) == 0o027
+    precious.chmod(0o600)
+    (draft / "link").symlink_to(precious)
+    monkeypatch.setattr(files, "UMASK", 0o027)
+    publish(draft, tmp_path / "map")
     modes = [stat.S_IMODE((tmp_path / "map" / name).stat().st_mode) for name in ("config.json", "g/weights")]
     assert modes == [0o640, 0o640]
+    assert stat.S_IMODE(precious.stat().st_mode) == 0o600
     assert not draft.exists()
 
 

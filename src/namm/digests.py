@@ -9,34 +9,25 @@ JSON records                  a SHA-256 among their own entries: `signed`, `requ
 other small files of a stage  in its `stage.json`: `digests_of`, `require_unchanged`
 
 What older versions wrote has no digests and is read without. A file is hashed once in a process: its digest is
-remembered by path, size and time of change. Imports no torch.
+remembered by inode, size and time of change. Imports no torch.
 """
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from namm.errors import CheckpointError, NammError
 from namm.files import settle, write_json
-from namm.reading import REASON, damage_as, load_json
+from namm.reading import REASON, Stamp, damage_as, load_json, stamp
 
 DIGESTS = "digests.json"
 """File of a sealed folder: the SHA-256 of every other file in it, by name."""
 SIGNATURE = "sha256"
 """Entry of a signed JSON object: the SHA-256 of all its other entries."""
 
-Stamp = tuple[str, int, int, int]
-
 _known: dict[Stamp, str] = {}
-
-
-def stamp(path: Path) -> Stamp:
-    """What changes when the file does: its path, inode, size and time of change."""
-    about = os.stat(path)
-    return (os.path.abspath(path), about.st_ino, about.st_size, about.st_mtime_ns)
 
 
 def sha256(path: Path) -> str:

@@ -28,6 +28,9 @@ from typing import Any
 from namm.errors import FolderInUseError, RunFolderError
 from namm.reading import REASON, damage_as, load_json, read_text
 
+UMASK = os.umask(0o077)  # there is no way to read it but to set it, for all threads
+os.umask(UMASK)
+
 LOCK = ".lock"
 PARTIALS = ".*.partial"
 """Names of what is being written and has no use for anybody else."""
@@ -79,19 +82,14 @@ def settle(files: Iterable[Path]) -> None:
 
     Libraries make files that nobody but the user may read, and leave it to the system when to write them.
     """
-    mode, folders = 0o666 & ~_umask(), set()
+    folders = set()
     for path in files:
-        path.chmod(mode)
+        if not path.is_symlink():  # what it leads to is not ours
+            path.chmod(0o666 & ~UMASK)
         _flush(path)
         folders.add(path.parent)
     for folder in folders:
         _flush(folder)
-
-
-def _umask() -> int:
-    before = os.umask(0o077)  # there is no way to read it but to set it
-    os.umask(before)
-    return before
 
 
 def _flush(path: Path) -> None:

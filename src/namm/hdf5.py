@@ -21,7 +21,7 @@ from typing import Any
 import h5py
 
 from namm.errors import DataError
-from namm.reading import REASON, damage_as, require_plain
+from namm.reading import REASON, Stamp, damage_as, require_plain, stamp
 
 INSPECTOR = Path(__file__).with_name("hdf5_inspector.py")
 SECONDS, BYTES_PER_SECOND = 20.0, 20 * 2**20
@@ -32,8 +32,6 @@ START = 60.0
 """Seconds that a child may take to start, on a busy machine or a slow network's disk."""
 SETTLED = 1.0
 """Seconds without a change after which a file's date tells its state from the next: clocks of disks are coarse."""
-
-Stamp = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -95,13 +93,13 @@ class Guard:
     def inspect(self, path: Path) -> Finding:
         """What the child says, asked once for each state of a file."""
         size = require_plain(path)
-        stamp = _stamp(path)
+        key = stamp(path)
         with self.lock:
-            if stamp in self.known:
-                return self.known[stamp]
+            if key in self.known:
+                return self.known[key]
             found = self._ask(path, SECONDS + size / BYTES_PER_SECOND)
             if time.time() - path.stat().st_mtime > SETTLED:
-                self.known[stamp] = found
+                self.known[key] = found
             return found
 
     def _ask(self, path: Path, seconds: float) -> Finding:
@@ -116,6 +114,9 @@ class Guard:
             answer = _line(child, seconds + GRACE + (START if new else 0))
         except OSError:
             answer = b""
+        except BaseException:  # Ctrl-C: the answer would be taken for that of the next question
+            self.stop()
+            raise
         if answer:
             return Finding(**json.loads(answer))
         self.stop()
@@ -148,11 +149,6 @@ class Guard:
     def forget_child(self) -> None:
         """In a fork: the child is the parent's."""
         self.lock, self.child = threading.Lock(), None
-
-
-def _stamp(path: Path) -> Stamp:
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _line(child: subprocess.Popen[Any], seconds: float) -> bytes:

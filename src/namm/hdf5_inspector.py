@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 import h5py
-from h5py import h5d, h5g, h5l, h5o
+from h5py import h5d, h5g, h5l, h5o, h5z
 
 MEMORY = 4 * 2**30
 """Address space of this process."""
@@ -28,8 +28,10 @@ SMALL = 16 * 2**20
 LARGEST_ATTRIBUTE = 16 * 2**20
 LARGEST_CHUNK = 256 * 2**20
 """Unpacked; a chunk is read whole, whatever is asked of it."""
-SUSPECT = 2**20
-"""Packed bytes of a chunk from which on it is unpacked in pieces first: deflate can make a thousand times as many."""
+SUSPECT = 2**18
+"""Packed bytes of a chunk from which on it is unpacked here first: deflate can make a thousand times as many."""
+PACKING = {h5z.FILTER_DEFLATE, h5z.FILTER_SZIP, h5z.FILTER_LZF}
+"""Filters that make less of their input; one after another, they can make a million times as much of a file."""
 LONGEST = 500
 """Characters of an answer's sentence."""
 
@@ -117,7 +119,9 @@ class File:
         if size > max(LARGEST_CHUNK, self.size):
             raise Damage(f"a chunk of {size} bytes is larger than the file")
         filters = [plan.get_filter(k)[0] for k in range(plan.get_nfilters())]
-        packed = h5py.h5z.FILTER_DEFLATE in filters
+        if sum(each in PACKING for each in filters) > 1:
+            raise Damage("an array is packed more than once")
+        packed = h5z.FILTER_DEFLATE in filters
         suspects = []
 
         def look(chunk: Any) -> None:

@@ -227,25 +227,22 @@ class NAMMPipeline(DiffusionPipeline):
         with torch.no_grad(), evaluating(self.g):
             centre, scale = channel_statistics(self.g(noise), model.sample_shape)
         mean, deviation = (each.double().flatten().cpu() for each in (model.mean, model.scale))
-        unfitted = bool((mean == 0).all() and (deviation == 1).all())
-        difference = None if unfitted else another_range(mean, deviation, centre, scale)
-        if difference is not None:
-            raise UsageError(
-                f"{difference.format('what the model draws', 'the mirror images of g')}: this model was trained on "
-                f"images, or in another range. {TWO_WAYS}"
-            )
+        if (mean == 0).all() and (deviation == 1).all():  # not fitted yet
+            return
+        names = ("what the model draws", "the mirror images of g")
+        if (difference := another_range(names, (mean, deviation), (centre, scale))) is not None:
+            raise UsageError(f"{difference}: this model was trained on images, or in another range. {TWO_WAYS}")
 
     def _warn_of_another_range(self, x: Tensor) -> None:
         """Warn of samples that are far from the data of the maps, where these know them."""
         if self.f is None or not (known := self.config.standardisation) or not torch.isfinite(x).all():
             return
         centre, scale = (torch.tensor(known[name], dtype=torch.float64) for name in ("mean", "scale"))
-        mean, deviation = channel_statistics(x, self.diffusion.sample_shape)
-        difference = another_range(mean, deviation, centre, scale, slack=1 if len(x) >= FEW else 2)
+        names, found = ("these samples", "the maps' data"), channel_statistics(x, self.diffusion.sample_shape)
+        difference = another_range(names, found, (centre, scale), slack=1 if len(x) >= FEW else 2)
         if difference is not None:
-            said = difference.format("these samples", "the maps' data")
             warnings.warn(
-                f"{said}: the model has learned too little, or "
+                f"{difference}: the model has learned too little, or "
                 f"it was not trained on mirror images, or in another range. {TWO_WAYS}",
                 NammWarning,
                 stacklevel=3,

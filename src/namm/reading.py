@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from namm.errors import DataError, MemoryShortage, NammError
 
-REASON = "REASON"
-"""Stands in a sentence for what a library said."""
+REASON = "\0reason\0"
+"""Stands in a sentence for what a library raised; no path holds it."""
 LARGEST_RECORD = 16 * 2**20
 """Bytes of a file that is parsed whole: a record, a configuration, an index."""
 ROOM, RATIO = 256 * 2**20, 256
@@ -37,7 +37,7 @@ KINDS = {
 
 @contextmanager
 def damage_as(kind: type[NammError], sentence: str) -> Iterator[None]:
-    """Raise whatever a library raises in this context as `kind`, with `sentence`; `REASON` in it is what was said.
+    """Raise whatever a library raises in this context as `kind`, with `sentence`, in which `REASON` is its message.
 
     For the reading of one file and nothing else: in this context every error is taken for the file's.
     """
@@ -55,10 +55,10 @@ def reason(error: Exception) -> str:
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
         return "it asks for more memory than there is"
-    said = " ".join(str(error)[: 4 * LONGEST_REASON].split())
-    if not said or isinstance(error, KeyError):
-        said = f"{type(error).__name__} {said}".strip()
-    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"
+    message = " ".join(str(error)[: 4 * LONGEST_REASON].split())
+    if not message or isinstance(error, KeyError):
+        message = f"{type(error).__name__} {message}".strip()
+    return message if len(message) <= LONGEST_REASON else f"{message[:LONGEST_REASON]} …"
 
 
 # Opening
@@ -70,6 +70,15 @@ def require_plain(path: Path) -> int:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(f"it is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, not a file")
     return found.st_size
+
+
+Stamp = tuple[int, ...]
+
+
+def stamp(file: Path | int) -> Stamp:
+    """What changes when a file does, by its path or its descriptor: device, inode, size and times of change."""
+    found = os.stat(file)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def read_bytes(path: Path, most: int = LARGEST_RECORD) -> bytes:
@@ -102,14 +111,19 @@ def typed(kind: type[V], values: Any) -> V:
         raise TypeError(f"it holds {type(values).__name__}, not a mapping")
     hints = get_type_hints(kind)
     for name, value in values.items():
-        allowed = tuple(get_origin(each) or each for each in get_args(hints.get(name)) or (hints.get(name, object),))
-        if get_origin(hints.get(name)) not in (Union, UnionType):
-            allowed = (get_origin(hints.get(name)) or hints.get(name, object),)
-        if float in allowed:
-            allowed = (*allowed, int)
-        if Any not in allowed and not isinstance(value, allowed):
+        if not _is_of(value, hints.get(name, object)):
             raise TypeError(f"{name} is {str(value)[:80]!r}, a {type(value).__name__}")
     return kind(**values)
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value of a file is of an annotated type, of which only the outermost counts; integers are floats."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, each) for each in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint)
+    return hint is Any or isinstance(value, (float, int) if hint is float else origin or hint)
 
 
 # Unpacking

@@ -54,3 +54,21 @@ def test_an_inspection_that_outlives_its_process_is_in_no_writers_way(tmp_path, 
 
     monkeypatch.setattr(hdf5_inspector.File, "objects", meanwhile)
     assert hdf5_inspector.File(str(path)).elsewhere is None
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(tmp_path, monkeypatch):
+    guard, read = namm.hdf5.Guard(), namm.hdf5._line
+    good = file_with(tmp_path, lambda f: f.create_dataset("images", data=IMAGES))
+    bad = tmp_path / "bad.h5"
+    bad.write_bytes(b"no HDF5" * 100)
+
+    def interrupted(child, seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(namm.hdf5, "_line", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        guard.inspect(good)
+    monkeypatch.setattr(namm.hdf5, "_line", read)
+    assert guard.inspect(bad).damage is not None
+    assert guard.inspect(good).damage is None
+    guard.stop()

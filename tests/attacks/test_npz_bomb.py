@@ -1,10 +1,11 @@
 """A zip bomb: a megabyte of NPZ that unpacks to a gigabyte of zeros."""
 
+import struct
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
-from numpy.lib.format import write_array_header_1_0
+from numpy.lib.format import magic, write_array_header_1_0
 
 from namm.datasets import read_images
 from namm.datasets.user_files import look
@@ -36,3 +37,12 @@ def test_what_compresses_well_is_read(tmp_path):
     bits = (np.random.default_rng(0).random((100, 1, 16, 16)) > 0.5).astype(np.float32)
     np.savez_compressed(tmp_path / "x.npz", images=bits)
     np.testing.assert_array_equal(read_images(tmp_path / "x.npz", key="images", layout="NCHW"), bits)
+
+
+def test_a_header_is_not_unpacked_however_long_it_says_that_it_is(tmp_path):
+    with ZipFile(tmp_path / "x.npz", "w", ZIP_DEFLATED) as archive, archive.open("images.npy", "w") as file:
+        file.write(magic(2, 0) + struct.pack("<I", 2**29))
+        for _ in range(2**7):
+            file.write(b" " * 2**22)
+    with pytest.raises(DataError, match=r"images\.npy of .*x\.npz takes .* would unpack to 512 MiB"):
+        read_images(tmp_path / "x.npz", key="images", layout="NCHW")

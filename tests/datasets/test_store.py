@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -326,3 +327,20 @@ def test_killed_at_random_moments_the_writer_goes_on(tmp_path):
             writer.kill()
     write_store(path, UnitCells(**KILLED), KILLED_SIZES, quiet=True)
     assert_holds_the_recipe(path, UnitCells(**KILLED), KILLED_SIZES)
+
+
+def test_a_file_is_checked_where_it_was_opened(tmp_path, monkeypatch):
+    """By its handle: neither another working folder nor another file of its name changes which one that is."""
+    monkeypatch.chdir(tmp_path)
+    write_store("cells.h5", RECIPE, SIZES, quiet=True)
+    with open_store(Path("cells.h5")) as store:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        before = store["train"][:]
+        Path(tmp_path / "cells.h5").rename(tmp_path / "old.h5")
+        write_store(tmp_path / "cells.h5", RECIPE, SIZES, quiet=True)
+        with h5py.File(tmp_path / "cells.h5", "r+") as file:
+            file["train"][0, 0, 0, 0] = 99
+        assert np.array_equal(store["train"][:], before)
+    with open_store(tmp_path / "cells.h5") as store, pytest.raises(DataError, match="do not match their checksum"):
+        store["train"][:]

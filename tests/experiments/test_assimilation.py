@@ -12,10 +12,26 @@ from torch import nn
 
 from namm.constraints import constraint
 from namm.datasets import load
-from namm.errors import RunFolderError, UsageError
+from namm.errors import DataError, RunFolderError, UsageError
 from namm.experiments.assimilation import posterior_file as assimilation_file
-from namm.experiments.assimilation.assimilate import Sampling, Score, Setting, assimilate, guidance, priors, score
-from namm.experiments.assimilation.posterior_file import as_image, read_scores, read_truth, remembered, write_outcomes
+from namm.experiments.assimilation.assimilate import (
+    Polishing,
+    Sampling,
+    Score,
+    Setting,
+    assimilate,
+    guidance,
+    priors,
+    score,
+)
+from namm.experiments.assimilation.posterior_file import (
+    as_image,
+    read_certificates,
+    read_scores,
+    read_truth,
+    remembered,
+    write_outcomes,
+)
 from namm.experiments.assimilation.tasks import Task, make_task, named_operator, other_numbers, papers_observation
 from namm.experiments.assimilation.tuning import choose, crossings, grid, tune
 from namm.experiments.burgers import BurgersData
@@ -300,6 +316,18 @@ def test_a_file_holds_what_assimilate_gives(trained, task, sources, tmp_path):
     own, found = read_truth(path, 1)
     np.testing.assert_array_equal(own["measurement"], task.measurement[1])
     assert found[THREE[0]]["samples"].shape == (3, 1, 8, 8)
+
+
+def test_certificates_that_were_changed_are_not_read(trained, task, sources, tmp_path):
+    path, polishing = tmp_path / "a.h5", replace(FEW, polish=Polishing.of(trained))
+    write_outcomes(path, task, sources, THREE[:1], trained.rule(), polishing, progress=False)
+    certificate = read_certificates(path)[THREE[0]]
+    assert len(certificate.after) == 9
+    assert (certificate.after <= certificate.before).all()
+    with h5py.File(path, "r+") as file:
+        file["dps/after"][0, 0] = 0.0
+    with pytest.raises(DataError, match=r"rows 0 to 0 of 'dps/after' do not match their checksum"):
+        read_certificates(path)
 
 
 def test_an_interrupted_file_goes_on_and_another_is_not_overwritten(trained, task, sources, tmp_path, monkeypatch):

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from namm.errors import Interrupted
+from namm.errors import Interrupted, NammWarning
 from namm.training import checkpoint, trainer
 from namm.training.log import read_metrics
 from namm.training.objectives import Objective
@@ -202,3 +204,11 @@ def test_the_plan_is_what_the_measured_speed_allows(asked, step, spent):
     assert total >= step
     if total > step:
         assert total * spent / step == pytest.approx(asked, abs=0.51 * spent / step)
+
+
+def test_a_user_is_warned_where_minutes_of_compute_are_many_more(fit, monkeypatch):
+    machine = Machine(lambda k: 1.0)
+    slow = SimpleNamespace(perf_counter=lambda: 5 * machine.now, monotonic=time.monotonic)
+    monkeypatch.setattr(trainer, "time", slow)
+    with pytest.warns(NammWarning, match="training: 1 minutes of compute will take about 5.0 times as long here"):
+        fit(machine)

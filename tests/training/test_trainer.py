@@ -387,3 +387,13 @@ def test_a_batch_that_cannot_be_shared(monkeypatch):
     monkeypatch.setattr("accelerate.Accelerator.num_processes", 3)
     with pytest.raises(UsageError, match="batch_size 8 cannot be shared by 3 processes"):
         fit()
+
+
+def test_nothing_is_swept_in_a_folder_of_somebody_else(tmp_path):
+    draft = tmp_path / "work" / ".film.partial"
+    draft.mkdir(parents=True)
+    (draft / "scene").write_text("years of work")
+    with pytest.raises(RunFolderError, match="is not empty and not a training of namm"):
+        fit(folder=tmp_path)
+    assert (draft / "scene").read_text() == "years of work"
+    assert [path.name for path in tmp_path.iterdir()] == ["work"]  # no lock, either

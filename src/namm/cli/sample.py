@@ -123,7 +123,7 @@ def _draw(options: Sample, trained: "RunParts", source: "Mirrored", sampler: Sam
 
     rule = trained.rule()
     polisher = trained.polisher(rule) if options.polish else None
-    floor = {} if polisher is None else {"floor": polisher.keywords["floor"]}
+    floor = {} if polisher is None else {"floor": polisher.floor}
     try:
         write_samples(
             options.out,

@@ -8,7 +8,6 @@ arrays without checksums) has one digest together, the attribute `sha256`; files
 import hashlib
 import json
 import zlib
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -16,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from namm.datasets.base import BLOCK
-from namm.digests import SIGNATURE, Stamp, stamp
+from namm.digests import SIGNATURE
 from namm.errors import DataError
+from namm.reading import Stamp, stamp
 
 CHECKSUMS = "checksums"
 """Group of the checksums, which are called as the arrays that they are of."""
@@ -60,7 +60,7 @@ def require_rows(array: h5py.Dataset, rows: NDArray[np.int64] | None = None) -> 
         return array
     try:
         stored, length = file[f"{CHECKSUMS}/{name}"], rows_per_block(file, name)
-        good = _good.setdefault((stamp(Path(file.filename)), name), np.zeros(len(stored), bool))
+        good = _good.setdefault((stamp(file.id.get_vfd_handle()), name), np.zeros(len(stored), bool))
         wanted = range(len(stored)) if rows is None else np.unique(rows // length)
         for k in (k for k in wanted if not good[k]):
             good[k] = stored[k] == checksum(array[k * length : (k + 1) * length])

@@ -270,7 +270,8 @@ def npz_members(archive: ZipFile) -> dict[str, ZipInfo]:
 
 
 def npy_header(archive: ZipFile, member: ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of an array in an NPZ file, without unpacking more than its header."""
+    """Shape and type of an array in an NPZ file, without unpacking more than its header, which says how long it is."""
+    require_room(f"{member.filename} of {archive.filename}", member.compress_size, member.file_size)
     with archive.open(member) as file:
         read = read_array_header_1_0 if read_magic(file) == (1, 0) else read_array_header_2_0
         shape, _, kind = read(file)

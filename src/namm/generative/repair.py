@@ -230,23 +230,29 @@ def _warn_of_range(x: Images, mirror: Mirror, data: Images | None) -> None:
     else:
         return
     mean, deviation = channel_statistics(x, tuple(x.shape[1:]))  # type: ignore[arg-type]
-    difference = another_range(mean, deviation, centre, scale, slack=1 if x.shape[0] >= FEW else 2)
+    names, slack = ("the images", "the map's data"), 1 if x.shape[0] >= FEW else 2
+    difference = another_range(names, (mean, deviation), (centre, scale), slack)
     if difference is not None:
-        said = difference.format("the images", "the map's data")
         warnings.warn(
-            f"{said}: the map mends images in the units of its data. Those of a model with another range, for "
+            f"{difference}: the map mends images in the units of its data. Those of a model with another range, for "
             "example [-1, 1], must be rescaled first.",
             NammWarning,
             stacklevel=4,
         )
 
 
-def another_range(mean: Tensor, deviation: Tensor, centre: Tensor, scale: Tensor, slack: float = 1) -> str | None:
-    """The first channel whose statistics (C,) are far from `centre` and `scale`, in words; None if none is.
+def another_range(
+    names: tuple[str, str], images: tuple[Tensor, Tensor], known: tuple[Tensor, Tensor], slack: float = 1
+) -> str | None:
+    """How the first channel of images that are far from those known differs from them; None where none is far.
 
-    The words have two places, {0} and {1}, for what has these statistics. Few images need `slack`: they are not like
-    all. A scale of 1 also stands for a channel that never varies, and is compared with nothing.
+    Args:
+        names: What either kind is called in that phrase.
+        images, known: Mean and standard deviation of their channels, (C,) each. A known deviation of 1 also stands for
+            a channel that never varies, and is compared with nothing.
+        slack: Few images need more: they are not like all.
     """
+    (mean, deviation), (centre, scale) = images, known
     ratio = torch.maximum(deviation / scale, scale / deviation)
     off = (mean - centre).abs() > slack * FAR_MEAN * scale
     off |= (ratio > slack * FAR_SPREAD) & (scale != 1)
@@ -255,7 +261,6 @@ def another_range(mean: Tensor, deviation: Tensor, centre: Tensor, scale: Tensor
         return None
     channel = int(off.nonzero()[0])
     has, other = (
-        f"{format_number(float(m[channel]))} and {format_number(float(s[channel]))}"
-        for m, s in ((mean, deviation), (centre, scale))
+        f"{format_number(float(m[channel]))} and {format_number(float(s[channel]))}" for m, s in (images, known)
     )
-    return f"channel {channel} of {{0}} has mean and standard deviation {has}, where {{1}} have {other}"
+    return f"channel {channel} of {names[0]} has mean and standard deviation {has}, where {names[1]} have {other}"

@@ -34,7 +34,7 @@ LONGEST_LIST = 32
 """Items of a list. The longest in a real file is an array's shape, and NumPy 1 has at most 32 axes."""
 LARGEST_MAP = 10_000
 """Entries of a map. The largest in a real file has one for each module of a network, about a hundred."""
-LARGEST_FILE = 2**36
+LARGEST_FILE = 2**32
 """Bytes of a file; the largest of the authors' has half a gigabyte."""
 MOST_VALUES = 1_000_000
 """List items and map entries of a whole file. A real one has tens of thousands."""

@@ -33,7 +33,7 @@ from namm.clock import clock
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe, in_chunks, to_tensor
 from namm.errors import Interrupted, MemoryShortage, NammWarning, TrainingError, UsageError
 from namm.files import Claim, owned, sweep, write_json
-from namm.formatting import html_table
+from namm.formatting import format_number, html_table
 from namm.gpu import Recorded, can_record, compile_options, use_channels_last
 from namm.memory import peak, reset_peak, shortage, step_on_copies
 from namm.numerics import autocast, backends, fold, generator, seed_torch
@@ -55,6 +55,7 @@ from namm.training.state import FlatWeights, TrainingState
 RESULT = "result.json"  # what a finished training did, in its folder
 WARM_UP = 3  # steps not timed, in which code is compiled and recorded
 GROUP = 8  # steps timed together on a GPU, where waiting for each would be counted too
+SLOW = 2.0  # seconds over compute seconds of a step from which on a user who asked for minutes is warned
 
 
 @dataclass(frozen=True)
@@ -145,10 +146,12 @@ def train(
         rehearse(objective, data, settings, accelerator.device, world=accelerator.num_processes, title=title)
     with ExitStack() as stack:
         if place and accelerator.is_main_process:
-            stack.enter_context(owned(place))
-            sweep(place)
             asked = {"settings": settings.identity(), **(description or {})}
-            Claim(place, "settings.json", "namm training", asked, leftovers=(CHOSEN,)).take()
+            claim = Claim(place, "settings.json", "namm training", asked, leftovers=(CHOSEN,))
+            claim.check()
+            stack.enter_context(owned(place))
+            claim.take()
+            sweep(place)
         accelerator.wait_for_everyone()
         trainer = Trainer(
             objective, data, settings, validation, place, accelerator, after_step, watch, frozenset(snapshots), title
@@ -313,12 +316,21 @@ class Trainer:
     def _first_estimate(self) -> int:
         """Steps that a budget in minutes allows, from the lower quartile of a few: the machine may be busy now."""
         group = GROUP if self.device.type == "cuda" else 1
-        times = []
+        times, began = [], time.perf_counter()
         for k in range(MEASURED):
             start, first = clock(self.device), WARM_UP + group * k
             for step in range(first, first + group):
                 self._update(step)
             times.append((clock(self.device) - start) / group)
+        slower = (time.perf_counter() - began) / max(group * sum(times), 1e-9)
+        if slower > SLOW and self.accelerator.is_main_process:
+            warnings.warn(
+                f"{self.title}: {self.settings.budget} of compute will take about {format_number(slower, '.2g')} times "
+                f"as long here: other programs use the processors, or PyTorch's {torch.get_num_threads()} threads are "
+                "too many for them (set OMP_NUM_THREADS).",
+                NammWarning,
+                stacklevel=2,
+            )
         each = self._mean_over_processes(float(torch.tensor(times).quantile(0.25)))
         return planned_steps(self.seconds_asked or 0.0, 1, each)
 

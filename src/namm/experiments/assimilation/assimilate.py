@@ -91,8 +91,8 @@ class Polishing:
     @classmethod
     def of(cls, trained: RunParts) -> "Polishing":
         """As the run's data ask for."""
-        known = trained.polisher(trained.rule()).keywords
-        return cls(tuple(known["scale"].tolist()), known["floor"])
+        polisher = trained.polisher(trained.rule())
+        return cls(tuple(polisher.scale.tolist()), polisher.floor)
 
 
 @dataclass(frozen=True)

@@ -136,14 +136,14 @@ def _certified(outcome: PosteriorSummary) -> Arrays:
 
 def read_certificates(path: Path) -> dict[Setting, Certificate]:
     """The certificate of each method's samples that did not fail; nothing where they were not polished."""
-    with h5py.File(path) as file:
+    with _opened(path) as file:
         if "floor" not in file.attrs:
             return {}
         about, certificates = file.attrs, {}
         notes = tuple(json.loads(about["notes"]))
         for setting, group in _methods(file).items():
-            good = ~group["failed"][:].astype(bool)
-            arrays = {name: group[name][:][good].astype(np.float64) for name in CERTIFIED}
+            good = ~require_rows(group["failed"])[:].astype(bool)
+            arrays = {name: require_rows(group[name])[:][good].astype(np.float64) for name in CERTIFIED}
             if good.any():
                 rule, floor = str(about["rule"]), float(about["floor"])
                 certificates[setting] = Certificate(rule, "polishing", floor, **arrays, notes=notes)

@@ -34,8 +34,8 @@ from namm.files import (
     as_json,
     read_claim,
     read_json,
-    remove_partials,
     rename_durably,
+    sweep,
     write_atomically,
     write_json,
 )
@@ -187,12 +187,13 @@ def place_stage(run: Path, stage: str, key: str, settings: Any, needs: Mapping[s
     shutil.rmtree(_draft(run, stage), ignore_errors=True)
     if folder.exists():
         record = read_record(folder)
-        remove_partials(folder)
+        sweep(folder)
         if record.key == key:
             return record
         _set_aside(run, stage)
     for aside in stages_aside(run, stage):
         if read_record(aside).key == key:
+            sweep(aside)
             rename_durably(aside, folder)
             return read_record(folder)
     put_stage(run, stage, lambda draft: write_record(draft, Record(stage, key, settings, dict(needs))))

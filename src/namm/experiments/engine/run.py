@@ -33,7 +33,7 @@ from namm.experiments.engine.settings import Settings
 from namm.experiments.engine.settings_file import changes, to_yaml
 from namm.experiments.engine.stages import Stage, Work, needs, stage_keys, stages_until, summary
 from namm.experiments.presets import Preset
-from namm.files import owned, sweep
+from namm.files import owned
 
 Logger = Callable[[str], None]
 
@@ -93,7 +93,6 @@ def _begin(
     if any(stage.name != REPORT and not is_done(folder / stage.name, keys[stage.name]) for stage in stages):
         _check(chosen.settings, stages)
     held.enter_context(owned(folder))
-    sweep(folder)
     claim.take()
     text = to_yaml(chosen)
     if (before := write_settings(folder, text)) is not None:

@@ -1,6 +1,7 @@
 """What a run has trained: its parts by the stage that trained them, and a run as an object, `namm.Run`."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from namm.constraints import Constraint
 from namm.datasets import Store, open_store
-from namm.datasets.batches import to_tensor
+from namm.datasets.batches import Images, to_tensor
 from namm.evaluation import distance_summary
 from namm.evaluation.verdict import Verdict
 from namm.exact import Polished, polish
@@ -81,18 +82,31 @@ class RunParts:
         load_model(model, folder / TRAINING)
         return model.to(device())
 
-    def polisher(self, rule: Constraint) -> partial[Polished]:
+    def polisher(self, rule: Constraint) -> "Polisher":
         """`polish` as the run's data ask for: moves in standard deviations of a channel, the images' ℓ as floor."""
         with open_store(images_file(self.folder("data"))) as store:
             images = to_tensor(store["test" if store.sizes["test"] else "train"][:FLOOR_IMAGES])
         _, spread = channel_statistics(images, self.shape)
         scale = torch.where(spread > 0, spread, 1.0)  # a channel that never varies
         floor = distance_summary(rule, images, device=device()).mean
-        return partial(polish, rule=rule, scale=scale, floor=floor, device=device())
+        return Polisher(rule, scale, floor)
 
     def source(self, stage: str, mirror: MirrorMap | IdentityMap) -> Mirrored:
         """Samples of that model through `mirror`."""
         return Mirrored(self.model(stage), mirror).to(device())
+
+
+@dataclass(frozen=True, eq=False)
+class Polisher:
+    """`polish` with a run's numbers: the scale of each channel (C,) and mean ℓ of its data."""
+
+    rule: Constraint
+    scale: Tensor
+    floor: float
+
+    def __call__(self, x: Images, *, progress: bool = False) -> Polished:
+        """The nearest images on the rule, where models run."""
+        return polish(x, self.rule, scale=self.scale, floor=self.floor, device=device(), progress=progress)
 
 
 def untrained(stage: str, settings: Settings, shape: Shape) -> Diffusion | VAE:

@@ -98,7 +98,7 @@ def make_evaluation(work: Work) -> Outcome:
             if shorter is not None:
                 yield "repair", map_images(trained.mirror("repair").repair, shorter.images, device(), "f∘g")
             if polisher is not None:
-                sources = {"finetuned": ours.images, "dm": baseline.images, "repaired": repaired}
+                sources: dict[str, Images] = {"finetuned": ours.images, "dm": baseline.images, "repaired": repaired}
                 for name, of in POLISHED.items():
                     polished = polisher(sources[of])
                     certificates[name] = polished.certificate.summary()
