@@ -27,7 +27,7 @@ import namm.generative.networks.ncsnpp.network
 import namm.maps.icnn
 import namm.maps.resnet
 import namm.maps.rulenet  # noqa: F401
-from namm.constraints.base import Constraint, FunctionConstraint
+from namm.constraints.base import Constraint, as_rule
 from namm.constraints.description import describe, rebuild
 from namm.digests import digests_of, sha256
 from namm.errors import CheckpointError, NammError, NammWarning, UsageError
@@ -388,7 +388,7 @@ def _build_diffusion(settings: Mapping[str, Any], network: ModelMixin) -> Diffus
 def _as_rule(rule: Any) -> Constraint:
     if isinstance(rule, Mapping):
         return rebuild(rule)
-    return rule if isinstance(rule, Constraint) else FunctionConstraint(rule)
+    return as_rule(rule)
 
 
 # Whole folders only

@@ -15,6 +15,9 @@ RULES = """
 def symmetric(x):
     return (x - x.flip(-1)).abs().mean((1, 2, 3))
 
+def signed(x):
+    return x.mean((1, 2, 3)) - 2
+
 def broken(x):
     return x.no_such_thing
 """
@@ -28,6 +31,7 @@ def _files(tmp_path, monkeypatch):
     pixels = (120 + np.arange(-63, 64, 2)) / 64  # 64 numbers that float32 holds and adds up without rounding
     x = np.stack([np.random.default_rng(k).permutation(pixels) for k in range(70)]).reshape(70, 1, 8, 8)
     np.save("flux.npy", x.astype(np.float32))
+    np.save("other.npy", np.random.default_rng(0).random((70, 1, 8, 8), np.float32))
     np.save("last.npy", x.astype(np.float32).transpose(0, 2, 3, 1))
     noisy = x * (1 + 1e-4 * np.random.default_rng(1).standard_normal((70, 1, 1, 1)))
     np.savez("noisy.npz", images=noisy.astype(np.float32))
@@ -107,6 +111,8 @@ def test_a_users_own_rule(namm):
         (["flux.npy", *FLUX, *NCHW, "-o", "flux.npy"], 2, "-o must name a JSON file"),
         (["flux.npy", "--constraint", "my_rules:broken", *NCHW], 1, "the rule my_rules:broken raised AttributeError"),
         (["flux.npy", "--constraint", "my_rules:symetric", *NCHW], 2, "Did you mean 'symmetric'?"),
+        (["flux.npy", "--constraint", "my_rules:signed", *NCHW], 1, "a distance from a rule is 0 where it holds"),
+        (["flux.npy", *FLUX, *NCHW, "--data", "other.npy", "--data-layout", "NCHW"], 1, "break the constraint"),
     ],
 )
 def test_what_cannot_be_certified_is_said_in_a_sentence(namm, arguments, code, message):

@@ -6,10 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import dropout
 
 import namm
-from namm import Burgers, Certificate, Constraint, DivergenceFree, Periodic, TotalFlux, certify, polish
-from namm.errors import CheckpointError, DataError
+from namm import Burgers, Certificate, Constraint, DivergenceFree, Periodic, TotalFlux, certify, constraint, polish
+from namm.errors import CheckpointError, ConstraintError, DataError, UsageError
 from namm.exact.certificate import ALLOWED
 
 
@@ -81,7 +83,7 @@ def some(n=3, **changes):
 def test_json_there_and_back(tmp_path):
     first = some(notes=("one", "two"), after=np.array([0.1, math.nan, 1 / 3]))
     path = tmp_path / "certificate.json"
-    path.write_text(json.dumps(first.as_json()))
+    path.write_text(json.dumps(first.as_json(), allow_nan=False))
     for second in (Certificate.from_json(first.as_json()), Certificate.load(path)):
         for name in ("rule", "method", "floor", "notes"):
             assert getattr(second, name) == getattr(first, name)
@@ -157,3 +159,28 @@ def test_the_rule_itself_stays_as_it_is():
     certify(torch.rand(2, 1, 2, 2), rule)
     polish(torch.rand(2, 1, 2, 2), rule)
     assert rule.total.dtype == torch.float32
+
+
+def test_a_signed_function_is_no_distance():
+    with pytest.raises(ConstraintError, match=r"returned ℓ = -.* < 0: a distance from a rule is 0 where it holds"):
+        certify(-torch.ones(2, 1, 4, 4), lambda x: x.mean((1, 2, 3)))
+
+
+@pytest.mark.parametrize("floor", [-1.0, float("inf"), float("nan"), "a", None])
+def test_a_floor_is_a_distance(floor):
+    with pytest.raises(UsageError, match="floor must be a finite ℓ ≥ 0"):
+        certify(torch.ones(2, 1, 4, 4), TotalFlux(16.0), floor=floor)
+
+
+def test_a_rule_that_draws_random_numbers():
+    x, rule = torch.rand(2, 1, 8, 8), constraint(lambda x: dropout(x, 0.5).abs().mean((1, 2, 3)))
+    with pytest.raises(ConstraintError, match="of the same image: it draws random numbers"):
+        certify(x, rule)
+
+
+def test_a_network_is_measured_in_evaluation_mode():
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 1), nn.Flatten(0), nn.ReLU()).train()
+    x = torch.rand(4, 1, 4, 4)
+    certificate = certify(x, constraint(network))
+    assert network.training
+    np.testing.assert_allclose(certificate.after, network.eval()(x).detach(), rtol=1e-4, atol=1e-6)

@@ -358,6 +358,23 @@ def test_contradicting_equations_end_at_least_squares_with_a_note():
     assert found.certificate.iterations.max() < 10
 
 
+@pytest.mark.parametrize(
+    ("residual", "distance", "note"),
+    [
+        (lambda x: torch.stack([x.sum((1, 2, 3)) - k for k in (3, 5)], 1), None, solver.CONTRADICTION),
+        (lambda x: x.square().sum((1, 2, 3)) + 1, None, solver.CONTRADICTION),
+        (lambda x: x.sum((1, 2, 3)) - 3, lambda x: (x.sum((1, 2, 3)) - 4).abs(), solver.DISAGREEMENT),
+    ],
+    ids=["two totals", "a negative square", "another rule"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_cannot_be_met_is_said(residual, distance, note, seed):
+    rule = equations(residual) if distance is None else namm.constraint(distance, residual=residual)
+    certificate = polish(randn(1, 1, 8, 8, seed=seed, dtype=torch.float32), rule).certificate
+    assert not certificate.reached.any()
+    assert certificate.notes == (note,)
+
+
 def test_one_image_that_cannot_obey_spoils_no_other():
     """x² = c of each image's own mean: no root where c < 0."""
     x = torch.stack([torch.full((1, 2, 2), value, dtype=torch.float64) for value in (2.0, 0.5, 3.0)])
@@ -404,6 +421,24 @@ def test_rows_in_other_units_are_the_same_set():
         found = polish(x, rule, bounds=(0, None)).images
         expected = np.stack([onto_simplex(image, 3.0) for image in x.flatten(1).numpy()])
         np.testing.assert_allclose(found.flatten(1), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("ratio", [1e2, 1e4, 1e6, 1e-6])
+def test_short_rows_are_met_as_well_as_long_ones(ratio):
+    """d x = b pixel by pixel, with d that differs between columns: the only solution is x = b / d."""
+    d = torch.tensor([1.0, ratio], dtype=torch.float64)
+    x, b = randn(4, 1, 8, 2), randn(1, 1, 8, 2, seed=1)
+    found = polish(x, equations(lambda x: x * d.to(x) - b.to(x)))
+    assert (found.certificate.after < 1e-9 * found.certificate.before).all()
+    torch.testing.assert_close(found.images, (b / d).expand_as(x), rtol=1e-6, atol=1e-9 / ratio)
+
+
+def test_a_part_of_a_sum_that_has_a_distance_alone_is_met_with_the_others():
+    rule = TotalFlux(20.0) + namm.constraint(lambda x: (x.var((1, 2, 3)) - 1).abs(), name="variance")
+    found = polish(randn(4, 1, 8, 8, dtype=torch.float32), rule)
+    assert found.certificate.reached.all()
+    np.testing.assert_allclose(found.images.sum((1, 2, 3)), 20, rtol=1e-5)
+    np.testing.assert_allclose(found.images.var((1, 2, 3)), 1, rtol=1e-5)
 
 
 def onto_simplex(x, total):
@@ -668,6 +703,40 @@ def test_wrong_shapes_are_answered_by_a_sentence():
         polish(X, DivergenceFree(4))
     with pytest.raises(ConstraintError, match="per image"):
         polish(X, namm.constraint(lambda x: x.square().mean((1, 2, 3)), residual=lambda x: x.mean()))
+
+
+@pytest.mark.parametrize("call", [polish, namm.certify])
+def test_a_function_is_a_rule(call):
+    x = randn(3, 1, 4, 4)
+    found = call(x, lambda x: (x.sum((1, 2, 3)) - 5).abs())
+    expected = call(x, namm.constraint(lambda x: (x.sum((1, 2, 3)) - 5).abs()))
+    certificates = [each if call is namm.certify else each.certificate for each in (found, expected)]
+    assert certificates[0].after.tolist() == certificates[1].after.tolist()
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        (TotalFlux, "TotalFlux is a class: make a rule of it"),
+        (None, "must be a namm.Constraint or a function of images"),
+    ],
+)
+def test_what_is_no_rule(rule, sentence):
+    for call in (polish, namm.certify):
+        with pytest.raises(UsageError, match=sentence):
+            call(randn(1, 1, 4, 4), rule)
+
+
+def test_a_nearest_image_of_another_shape():
+    class Bad(Constraint):
+        def distance(self, x):
+            return x.abs().mean((1, 2, 3))
+
+        def nearest(self, x, scale):
+            return torch.zeros_like(x[:, :1])
+
+    with pytest.raises(ConstraintError, match="`nearest` of Bad must return images of the same shape"):
+        polish(randn(2, 3, 4, 4), Bad())
 
 
 def test_infinite_bounds_are_no_bounds():

@@ -24,6 +24,9 @@ from namm.errors import UsageError
 from namm.experiments.engine.experiment import Rule
 from namm.experiments.presets import EXPERIMENTS
 
+OBEYING = 256
+"""Images of the data that are looked at first: those of another rule, or read in another order, give no floor."""
+
 
 @dataclass(frozen=True)
 class Certify:
@@ -79,6 +82,7 @@ def main(arguments: list[str]) -> int:
     if options.out is not None and options.out.suffix != ".json":
         raise UsageError(f"-o must name a JSON file, such as certificate.json, not {options.out}.")
 
+    from namm.datasets.batches import to_tensor
     from namm.exact import certify
     from namm.experiments.engine.build import device
     from namm.experiments.engine.user_rule import blamed_on
@@ -90,6 +94,7 @@ def main(arguments: list[str]) -> int:
         real = None if data is None else open_file(data, options.data_key, options.data_layout, stack)
         with blamed_on(name):
             if real is not None:
+                rule.check(to_tensor(real[:OBEYING])).require_obeyed()
                 floor = float(certify(real, rule, device=device()).after.mean())
             certificate = certify(images, rule, floor=floor, device=device())
     print(certificate)

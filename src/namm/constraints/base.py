@@ -413,6 +413,20 @@ def constraint(
     return FunctionConstraint(fn, condition, residual, project, inequality, name)
 
 
+def as_rule(rule: object) -> Constraint:
+    """A rule as it is, or a function ℓ as one; what is neither is refused in a sentence."""
+    if isinstance(rule, Constraint):
+        return rule
+    if isinstance(rule, type):
+        raise UsageError(f"{rule.__name__} is a class: make a rule of it, {rule.__name__}(…), with its numbers.")
+    if not callable(rule):
+        raise UsageError(
+            "a rule must be a namm.Constraint or a function of images (B, C, H, W) that returns ℓ (B,), not "
+            f"{str(rule)[:80]!r}, a {type(rule).__name__}."
+        )
+    return constraint(rule)
+
+
 def with_number(images: Tensor, numbers: Tensor | Sequence[float]) -> Tensor:
     """Images (B, C, H, W) and a number for each (B,) as (B, C + 1, H, W): the last channel is constant."""
     numbers = torch.as_tensor(numbers).to(images)

@@ -11,6 +11,7 @@ a total, meets some δ by chance: then the largest of several draws counts.
 """
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,9 @@ import torch
 from torch import Tensor
 
 from namm.constraints import Constraint
+from namm.constraints.base import RuleFunction, as_rule
 from namm.datasets.batches import Images, check_images, in_chunks
-from namm.errors import CheckpointError, DataError
+from namm.errors import CheckpointError, ConstraintError, DataError, UsageError
 from namm.formatting import format_number, html_table
 from namm.numerics import full_precision, generator
 from namm.reading import REASON, damage_as, load_json
@@ -37,6 +39,7 @@ ALLOWED = 3.0
 """ℓ over floor and rounding up to which the rule is reached."""
 LARGEST = 2**28
 """Bytes of a certificate that is read: those of two million images."""
+NARROW = "computes in float32 alone"
 ARRAYS = ("before", "after", "moved", "iterations", "rounding")
 
 
@@ -66,6 +69,11 @@ class Certificate:
     notes: tuple[str, ...] = ()
 
     @property
+    def precision(self) -> str:
+        """What ℓ was computed in."""
+        return "float32" if any(NARROW in note for note in self.notes) else "float64"
+
+    @property
     def reached(self) -> np.ndarray:
         """Which images obey the rule as well as the data do, or as well as their own rounding allows (N,)."""
         found: np.ndarray = self.after <= ALLOWED * (self.floor + self.rounding)
@@ -78,7 +86,7 @@ class Certificate:
         how = "" if self.method == "none" else f", by {self.method}"
         lines = [
             f"{self.rule}: {reached} of {n} images reach the rule{how}",
-            f"  ℓ in float64: mean {number(self.after.mean())}, largest {number(self.after.max())} "
+            f"  ℓ in {self.precision}: mean {number(self.after.mean())}, largest {number(self.after.max())} "
             f"(image {self.after.argmax()}); the data's {number(self.floor)}, rounding {number(self.rounding.mean())}",
         ]
         if self.method != "none":
@@ -113,7 +121,8 @@ class Certificate:
         """Everything, the values of each image too, as plain values."""
         arrays = {name: getattr(self, name).tolist() for name in ARRAYS}
         about = {"rule": self.rule, "method": self.method, "floor": self.floor, "notes": list(self.notes)}
-        return {**about, **arrays, "reached": self.reached.tolist()}
+        known = {name: [value if np.isfinite(value) else None for value in each] for name, each in arrays.items()}
+        return {**about, **known, "reached": self.reached.tolist()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -149,16 +158,19 @@ def sentence(summary: Mapping[str, Any]) -> str:
     )
 
 
-def certify(images: Images, rule: Constraint, *, floor: float = 0.0, device: torch.device | None = None) -> Certificate:
+def certify(
+    images: Images, rule: Constraint | RuleFunction, *, floor: float = 0.0, device: torch.device | None = None
+) -> Certificate:
     """Measure ℓ of images (N, C, H, W) in float64, without changing any.
 
     Args:
         images: A tensor, an array or a file's data set; read a few at a time.
-        rule: ℓ.
+        rule: ℓ, a constraint or a function.
         floor: Mean ℓ of the data, as far as they obey the rule themselves.
         device: Where to compute; where the images are by default.
     """
     check_images(images, "images")
+    rule, floor = as_rule(rule), checked_floor(floor)
     parts, wide = [], WideRule(rule)
     for part in in_chunks(images, CHUNK):
         x = part.to(device) if device is not None else part
@@ -174,15 +186,27 @@ def certify(images: Images, rule: Constraint, *, floor: float = 0.0, device: tor
     return Certificate.joined(parts)
 
 
+def checked_floor(floor: float) -> float:
+    """`floor` if it is a finite ℓ ≥ 0."""
+    try:
+        value = float(floor)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise UsageError(f"floor must be a finite ℓ ≥ 0, not {floor!r}.")
+    return value
+
+
 class WideRule:
     """A rule in float64, or in float32 where the rule or the device knows nothing wider.
 
     Args:
-        rule: The rule; it is copied, and stays as it is.
+        rule: The rule; it is copied, in evaluation mode, and stays as it is.
     """
 
     def __init__(self, rule: Constraint) -> None:
-        self.narrow, self.rule = rule, copy.deepcopy(rule).double()
+        self.narrow = copy.deepcopy(rule).eval()
+        self.rule = copy.deepcopy(self.narrow).double()
         self.dtype = torch.float64
         self.notes: list[str] = []
         self.draws = 0
@@ -191,9 +215,7 @@ class WideRule:
         """Images in the type that ℓ is computed in, tried on the first one."""
         if self.dtype == torch.float64 and (x.device.type == "mps" or not self._takes(x[:1])):
             self.dtype, self.rule = torch.float32, copy.deepcopy(self.narrow)
-            self.notes.append(
-                f"{self.narrow.name} computes in float32 alone, so its figures end at float32's rounding."
-            )
+            self.notes.append(f"{self.narrow.name} {NARROW}, so its figures end at float32's rounding.")
         return x.to(self.dtype)
 
     def _takes(self, x: Tensor) -> bool:
@@ -212,6 +234,11 @@ class WideRule:
         wide = self.widen(x)
         with full_precision(wide):
             values: np.ndarray = self.rule(wide).double().cpu().numpy()
+        if (values < 0).any():
+            raise ConstraintError(
+                f"{self.narrow.name} returned ℓ = {values.min():.3g} < 0: a distance from a rule is 0 where it holds "
+                "and positive elsewhere. Take the absolute value, or the square, of what must vanish."
+            )
         return values
 
     @torch.no_grad()
@@ -220,10 +247,20 @@ class WideRule:
         wide = self.widen(x)
         ulp = max(torch.finfo(x.dtype).eps / 2, 4 * torch.finfo(wide.dtype).eps)
         if not self.draws:
+            self._require_steady(wide[:1])
             values = [self._shaken(wide[:1], ulp, draw) for draw in range(DRAWS)]
             self.draws = 1 if np.std(values) < STEADY * np.mean(values) else DRAWS
         largest: np.ndarray = np.max([self._shaken(wide, ulp, draw) for draw in range(self.draws)], axis=0)
         return largest
+
+    def _require_steady(self, wide: Tensor) -> None:
+        """Refuse a rule that draws random numbers."""
+        first, second = self.distance(wide), self.distance(wide)
+        if not np.allclose(first, second, rtol=1e-3, atol=0, equal_nan=True):
+            raise ConstraintError(
+                f"{self.narrow.name} says ℓ = {first[0]:.3g} and {second[0]:.3g} of the same image: it draws random "
+                "numbers (dropout in training mode?), and a certificate needs one value."
+            )
 
     def _shaken(self, wide: Tensor, ulp: float, draw: int) -> np.ndarray:
         """ℓ(x + K δ) / K."""

@@ -31,14 +31,18 @@ from namm.numerics import generator
 Function = Callable[[Tensor], Tensor]
 Bounds = tuple[float | None, float | None]
 
-STEPS, CG_STEPS = 30, 400
-"""Most steps of Gauss–Newton, and of conjugate gradients inside each."""
+STEPS, CG_STEPS, CG_WORK = 30, 400, 4000
+"""Most steps of Gauss–Newton, of conjugate gradients inside each, and of these in all."""
 ENOUGH = 1e-4
 """By how much conjugate gradients reduce what is wrong in one step of Gauss–Newton."""
 HALVINGS, POWER_STEPS, RESTORED = 12, 8, 6
 """Halvings of a step, steps that find ‖A‖, and last steps that go to the rule from wherever they are."""
-STUCK = 1e-6
-"""‖Aᵀc‖ over ‖A‖‖c‖ at which the equations contradict each other."""
+STUCK, STUCK_AT_LAST = 1e-6, 1e-2
+"""‖Aᵀc‖ over ‖A‖‖c‖ at which the equations contradict each other, on the way and where nothing helps any more."""
+PROBES = 8
+"""Random directions in which the length of each row of A is measured."""
+FLAT = 1e-8
+"""Rows shorter than this, over the longest of their function, are not made as long as others: x does not move them."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,14 @@ class Equations:
 
     @classmethod
     def of(cls, rule: Constraint, bounds: Bounds) -> "Equations | None":
-        """The equations of a rule and of bounds on pixels; None of a rule that has ℓ alone."""
+        """The equations of a rule and of bounds on pixels; None of a rule that has ℓ alone.
+
+        In a sum, ℓ itself is the equation of a part that has no other.
+        """
         parts = _parts(rule)
-        if not all(part.has_residual or part.has_inequality for part in parts):
+        if not any(part.has_residual or part.has_inequality for part in parts):
             return None
-        equal = [_flat(part.residual, part) for part in parts if part.has_residual]
+        equal = [_flat(part.residual if part.has_residual else part, part) for part in parts if not only_at_most(part)]
         at_most = [_flat(part.inequality, part) for part in parts if part.has_inequality]
         low, high = bounds
         if low is not None:
@@ -62,6 +69,11 @@ class Equations:
         if high is not None:
             at_most.append(lambda x: x.flatten(1) - high)
         return cls(equal, at_most)
+
+
+def only_at_most(rule: Constraint) -> bool:
+    """Whether a rule is all inequalities."""
+    return rule.has_inequality and not rule.has_residual
 
 
 def _parts(rule: Constraint) -> list[Constraint]:
@@ -142,7 +154,7 @@ class Problem:
         s: What moves are measured in, (1, C, H, W).
         equations: The functions that the rows come from.
         at_most: Which rows must not be positive, (R,).
-        weights: What makes the rows of one function as long as those of another, in the mean: (B, R).
+        weights: What makes the rows of A equally long, to within a factor of three: (B, R).
     """
 
     x0: Tensor
@@ -155,15 +167,22 @@ class Problem:
     def of(cls, x0: Tensor, s: Tensor, equations: Equations) -> "Problem":
         """The rows of equations, in units that belong together.
 
-        ‖Aᵀη‖² of random signs η is the sum of all squares in A, in the mean.
+        The mean of (A η)² over random signs η is the sum of squares in each row. Rows that are about as long as those
+        of their function in the mean get that function's weight.
         """
         at_most, weights = [], []
+        near = _norm(x0) / s.norm()
+        move = math.sqrt(torch.finfo(x0.dtype).eps) * torch.where(near > 0, near, 1.0)[:, None, None, None]
         for function in (*equations.equal, *equations.at_most):
-            lin = Linearised(lambda y: function(x0 + s * y), torch.zeros_like(x0))  # noqa: B023
-            length = _norm(lin.transposed(_signs(lin.value))) / math.sqrt(lin.value.shape[1])
+            value = function(x0)
+            moves = [function(x0 + s * move * _signs(x0, probe)) - value for probe in range(PROBES)]
+            length = torch.stack(moves).square().mean(0).sqrt() / move.flatten(1)
+            typical = length.square().mean(1, keepdim=True).sqrt()
+            powers = torch.log10(length / typical).round().clamp(min=math.log10(FLAT))
+            length = typical * torch.where(powers > math.log10(FLAT), 10**powers, 1.0)
             usable = torch.isfinite(length) & (length > 0)
-            weights.append(torch.where(usable, 1 / length, 1.0)[:, None].expand_as(lin.value))
-            at_most.append(torch.full_like(lin.value[0], function in equations.at_most, dtype=torch.bool))
+            weights.append(torch.where(usable, 1 / length, 1.0))
+            at_most.append(torch.full_like(value[0], function in equations.at_most, dtype=torch.bool))
         return cls(x0, s, equations, torch.cat(at_most), torch.cat(weights, dim=1))
 
     def only(self, kept: Tensor) -> "Problem":
@@ -187,10 +206,25 @@ class Problem:
         return (_norm(self.rows(y, error) - self.rows(y)) / error).nan_to_num(0.0)
 
 
-def gauss_newton(
-    x0: Tensor, equations: Equations, s: Tensor, precision: float
-) -> tuple[Tensor, np.ndarray, np.ndarray]:
-    """The nearest images on the equations' set, the steps that each took, and where these contradict each other.
+@dataclass(frozen=True)
+class Solution:
+    """What Gauss–Newton found.
+
+    Attributes:
+        images: (B, C, H, W).
+        steps: That each image took (B,).
+        met: Whether the equations hold (B,).
+        contradicting: Whether they cannot all hold near the image (B,).
+    """
+
+    images: Tensor
+    steps: np.ndarray
+    met: np.ndarray
+    contradicting: np.ndarray
+
+
+def gauss_newton(x0: Tensor, equations: Equations, s: Tensor, precision: float) -> Solution:
+    """Find the nearest images on the equations' set.
 
     Args:
         x0: Images (B, C, H, W).
@@ -202,12 +236,13 @@ def gauss_newton(
     y, c = torch.zeros_like(x0), whole.rows(torch.zeros_like(x0))
     steps, contradicting = np.zeros(len(x0)), np.zeros(len(x0), dtype=bool)
     negligible = precision * whole.sensitivity(y)
-    todo = (torch.isfinite(c).all(1) & (_norm(whole.broken(c)) > negligible)).nonzero()[:, 0]
+    met_all = torch.isfinite(c).all(1) & (_norm(whole.broken(c)) <= negligible)
+    todo, work = (torch.isfinite(c).all(1) & ~met_all).nonzero()[:, 0], CG_WORK
     problem, here, mu, negligible = whole.only(todo), y[todo], torch.zeros_like(c[todo]), negligible[todo]
     share, size = torch.ones_like(negligible), torch.ones_like(negligible)
     forward = len(todo) > 0 and needs_forward(problem.rows, here)
     for step in range(STEPS):
-        if not len(todo):
+        if not len(todo) or work <= 0:
             break
         lin = Linearised(problem.rows, here, forward=forward)
         wrong = problem.broken(lin.value)
@@ -216,7 +251,8 @@ def gauss_newton(
         stuck = _norm(lin.transposed(wrong)) <= STUCK * size.sqrt() * before
         # Towards x⁰ it goes by a share of the way only, where the rule is so curved that more would be too far.
         anchor = (1 - share[:, None, None, None]) * here
-        mu = multipliers(lin, anchor, mu, problem.at_most, size, negligible / 4)
+        mu, used = multipliers(lin, anchor, mu, problem.at_most, size, negligible / 4, min(CG_STEPS, work))
+        work -= used
         towards = anchor - lin.transposed(mu) - here
         here, left, fraction = line_search(problem, here, towards, before, 2 * _norm(mu), share)
         negligible = precision * problem.sensitivity(here)
@@ -224,16 +260,26 @@ def gauss_newton(
         still = (_norm(towards) <= math.sqrt(100 * precision) * share * _norm(here)) | (fraction == 0)
         done = torch.where(share > 0, met & still, met | halted)
         # Last, or where nothing else helps, not towards x⁰ at all: to the rule from where it is.
-        restored = (still & halted) | (step >= STEPS - RESTORED) | (share == 0)
+        restored = (still & halted) | (step >= STEPS - RESTORED) | (work < CG_STEPS) | (share == 0)
         share = torch.where(fraction < 1, share / 2, (1.5 * share).clamp(max=1)).masked_fill(restored, 0.0)
         mu = mu.masked_fill(restored[:, None], 0.0)
 
         y[todo] = here
         steps[todo.cpu().numpy()] += 1
-        contradicting[todo.cpu().numpy()] = stuck.cpu().numpy()
+        met_all[todo] = left <= negligible
+        if (over := (done | (step == STEPS - 1) | (work <= 0)) & (left > negligible)).any():
+            contradicting[todo[over].cpu().numpy()] = is_stuck(problem.only(over), here[over], size[over], forward)
         problem, todo = problem.only(~done), todo[~done]
         here, mu, share, size, negligible = (each[~done] for each in (here, mu, share, size, negligible))
-    return x0 + s * y, steps, contradicting
+    return Solution(x0 + s * y, steps, met_all.cpu().numpy(), contradicting)
+
+
+def is_stuck(problem: Problem, y: Tensor, size: Tensor, forward: bool) -> np.ndarray:
+    """Where no small step brings y nearer to the rule, relative to ‖A‖² in the beginning, (B,)."""
+    lin = Linearised(problem.rows, y, forward=forward)
+    wrong = problem.broken(lin.value)
+    found: np.ndarray = (_norm(lin.transposed(wrong)) <= STUCK_AT_LAST * size.sqrt() * _norm(wrong)).cpu().numpy()
+    return found
 
 
 def largest_eigenvalue(lin: Linearised) -> Tensor:
@@ -246,9 +292,11 @@ def largest_eigenvalue(lin: Linearised) -> Tensor:
 
 
 def multipliers(
-    lin: Linearised, anchor: Tensor, mu: Tensor, at_most: Tensor, size: Tensor, negligible: Tensor
-) -> Tensor:
-    """μ of the linearised rule's nearest point to `anchor`, (B, R); not negative for the inequalities `at_most` (R,).
+    lin: Linearised, anchor: Tensor, mu: Tensor, at_most: Tensor, size: Tensor, negligible: Tensor, most: int
+) -> tuple[Tensor, int]:
+    """μ of the linearised rule's nearest point to `anchor`, (B, R), and the steps to it, at most `most`.
+
+    μ is not negative for the inequalities `at_most` (R,).
 
     Conjugate gradients on free rows; where a step would make a multiplier negative it ends there, and one of the
     gradient follows, projected; where the bound rows ask to be freed more than the free ones are wrong, they are.
@@ -263,8 +311,9 @@ def multipliers(
         return torch.where(at_most & (mu <= 0), 0.0, gradient)
 
     gradient = lin.times(lin.y.detach() - anchor + lin.transposed(mu)) - lin.value
-    direction, enough = free(gradient), None
-    for _ in range(CG_STEPS):
+    direction, enough, used = free(gradient), None, 0
+    while used < most:
+        used += 1
         inner = free(gradient)
         outer = torch.where(at_most & (mu <= 0), gradient.clamp(max=0), 0.0)
         wrong = _norm(inner + outer)
@@ -291,7 +340,7 @@ def multipliers(
         inner = free(gradient)
         again = torch.where(inside & ~blocked, _ratio(_dot(inner, image), curvature), 0.0)
         direction = inner - again[:, None] * direction
-    return torch.where(torch.isfinite(mu).all(1, keepdim=True), mu, start)
+    return torch.where(torch.isfinite(mu).all(1, keepdim=True), mu, start), used
 
 
 def line_search(
@@ -317,9 +366,9 @@ def line_search(
     return best, left, taken
 
 
-def _signs(like: Tensor) -> Tensor:
+def _signs(like: Tensor, draw: int = 0) -> Tensor:
     """Random signs, the same for every image of a batch (B, …)."""
-    draws = torch.rand(like.shape[1:], generator=generator(0, "signs"), dtype=torch.float64)
+    draws = torch.rand(like.shape[1:], generator=generator(draw, "signs"), dtype=torch.float64)
     return torch.where(draws < 0.5, -1.0, 1.0).to(like).expand_as(like)
 
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from namm.constraints import Constraint
-from namm.constraints.base import Scaled
+from namm.constraints.base import RuleFunction, Scaled, as_rule
 from namm.datasets.batches import Images, check_images, in_chunks
-from namm.errors import DataError, UsageError
-from namm.exact.certificate import Certificate, WideRule
+from namm.errors import ConstraintError, DataError, UsageError
+from namm.exact.certificate import Certificate, WideRule, checked_floor
 from namm.exact.gauss_newton import Bounds, Equations, gauss_newton
 from namm.exact.polyak import EXACT, polyak
 from namm.numerics import at_least_float32, full_precision, generator
@@ -34,6 +34,14 @@ NOT_FINITE = "The rule of some images is not finite: these stay as they are."
 CONTRADICTION = (
     "Some images cannot obey all equations at once: near them the equations contradict each other, and they were left "
     "where these are met best. Check the residual, or what is frozen and bounded."
+)
+DISAGREEMENT = (
+    "On some images the residual and the inequality vanish and ℓ does not: they are of different rules. Check one "
+    "against the other."
+)
+ONLY_DISTANCE = (
+    "Some images ended off the rule, of which ℓ alone is known: steps along its gradient end near it. With the tensor "
+    "that vanishes where the rule holds, constraint(…, residual=…), they end on it."
 )
 UNFINISHED = "Some images ended off the rule: no further step brought them nearer, or there were too few."
 
@@ -53,7 +61,7 @@ class Polished:
 @torch.no_grad()
 def polish(
     x: Images,
-    rule: Constraint,
+    rule: Constraint | RuleFunction,
     *,
     scale: float | Sequence[float] | Tensor | None = None,
     frozen: Tensor | None = None,
@@ -66,7 +74,8 @@ def polish(
 
     Args:
         x: Images (N, C, H, W), of any model.
-        rule: ℓ. With `nearest`, `residual` or `inequality` the result is exact; with ℓ alone it ends at `floor`.
+        rule: ℓ, a constraint or a function. With `nearest`, `residual` or `inequality` the result is exact; with ℓ
+            alone it ends at `floor`.
         scale: What a move is measured in: a number, one per channel, or a tensor that broadcasts to an image. Channels
             in different units need it; where pixels are known well, let it be small there.
         frozen: Pixels that must stay as they are, a boolean tensor that broadcasts to an image.
@@ -80,10 +89,9 @@ def polish(
         UsageError: A scale, bounds or pixels that fit no image.
     """
     check_images(x, "images")
+    rule, floor = as_rule(rule), checked_floor(floor)
     s = pixel_scale(scale, frozen, tuple(x.shape[1:]))
     ends = _checked_bounds(bounds)
-    if not 0 <= floor < math.inf:
-        raise UsageError(f"floor must be a finite ℓ ≥ 0, not {floor}.")
     place = torch.device(device if device is not None else getattr(x, "device", "cpu"))
     size = max(1, PIXELS.get(place.type, PIXELS["cpu"]) // math.prod(x.shape[1:]))
     wide, images, certificates, done = WideRule(rule), None, [], 0
@@ -113,15 +121,19 @@ def _polish_batch(x: Tensor, wide: WideRule, scale: Tensor, bounds: Bounds, floo
     """One batch, (B, C, H, W), and its certificate."""
     before, start = wide.distance(x), wide.widen(x).clone()
     rule, s = wide.rule, scale.to(start.dtype)
-    steps, stuck = np.ones(len(x)), np.zeros(len(x), dtype=bool)
+    steps, met, stuck = np.ones(len(x)), np.zeros(len(x), dtype=bool), np.zeros(len(x), dtype=bool)
     with full_precision(start):
         free = bounds == (None, None) and bool((s > 0).all())
         method, found = "closed form", rule.nearest(start, s) if free else None
         if found is None and (equations := Equations.of(rule, bounds)) is not None:
             precision = max(torch.finfo(x.dtype).eps / 100, 2 * torch.finfo(start.dtype).eps)
-            method, (found, steps, stuck) = "Gauss-Newton", gauss_newton(start, equations, s, precision)
+            method, solution = "Gauss-Newton", gauss_newton(start, equations, s, precision)
+            found, steps, met, stuck = solution.images, solution.steps, solution.met, solution.contradicting
         elif found is None:
             method, (found, steps) = "Polyak", polyak(start, rule, s, bounds, floor)
+    if found.shape != start.shape:
+        shapes = f"{tuple(found.shape)} for images {tuple(start.shape)}"
+        raise ConstraintError(f"`nearest` of {rule.name} must return images of the same shape; it returned {shapes}.")
     finite = torch.isfinite(found).flatten(1).all(1)
     found = torch.where(finite[:, None, None, None], found, start)
     if bounds != (None, None):
@@ -130,11 +142,13 @@ def _polish_batch(x: Tensor, wide: WideRule, scale: Tensor, bounds: Bounds, floo
     moved = torch.where(s > 0, (image.to(start.dtype) - start) / torch.where(s > 0, s, 1.0), 0.0)
     rms = moved.square().flatten(1).mean(1).sqrt().cpu().double().numpy()
     certificate = Certificate(wide.narrow.name, method, floor, before, after, rms, steps, wide.rounding(image))
-    off, finite = ~certificate.reached, finite.cpu().numpy() & np.isfinite(before)
+    finite = finite.cpu().numpy() & np.isfinite(before)
+    off = ~certificate.reached & (after > EXACT * before)
     wrong = {
-        NOT_FINITE: off & ~finite,
+        NOT_FINITE: ~certificate.reached & ~finite,
         CONTRADICTION: off & finite & stuck,
-        UNFINISHED: off & finite & ~stuck & (after > EXACT * before),
+        DISAGREEMENT: off & finite & met,
+        ONLY_DISTANCE if method == "Polyak" else UNFINISHED: off & finite & ~stuck & ~met,
     }
     return image, replace(certificate, notes=(*wide.notes, *(note for note, images in wrong.items() if images.any())))
 
@@ -170,7 +184,7 @@ def pixel_scale(
             s[torch.as_tensor(frozen).cpu().bool().expand(1, *shape)] = 0.0
     except (RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"scale and frozen must be numbers that broadcast to an image of shape {shape}: {error}."
+            f"scale and frozen must be numbers that broadcast to one image, {shape}, the same for all images: {error}."
         ) from error
     if not (torch.isfinite(s).all() and (s >= 0).all() and (s > 0).any()):
         raise UsageError("scale must be finite and not negative, and some pixel must be free to move.")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from namm.constraints import Constraint
-from namm.constraints import constraint as as_constraint
+from namm.constraints.base import as_rule
 from namm.datasets.batches import Images, check_images, map_images, to_tensor
 from namm.errors import DataError, NammWarning, UsageError, is_out_of_memory
 from namm.evaluation.mmd import read
@@ -89,7 +89,7 @@ def repair(
 
     Images far from the range that the map was trained on give a `NammWarning`.
     """
-    law = rule if rule is None or isinstance(rule, Constraint) else as_constraint(rule)
+    law = None if rule is None else as_rule(rule)
     if law is None and data is not None:
         raise UsageError("repair compares with data by a rule: pass rule=, or leave data= out.")
     place = _place(mirror, x, device)

@@ -300,9 +300,7 @@ def _check_rules(constraint: Constraint | None, guidance: Guidance, image: Tenso
         if rule is None:
             continue
         if not isinstance(rule, Constraint):
-            raise UsageError(
-                f"{rule!r} is not a Constraint; make one of a function with namm.constraints.constraint(fn)."
-            )
+            raise UsageError(f"{rule!r} is not a Constraint; make one of a function with namm.constraint(fn).")
         with torch.enable_grad():
             distance = rule.to(image.device)(image.clone().requires_grad_())
         if rule is guiding and not distance.requires_grad:

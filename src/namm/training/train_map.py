@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from namm.constraints import Constraint, ConstraintReport
-from namm.constraints import constraint as as_constraint
+from namm.constraints.base import as_rule
 from namm.constraints.contract import check_at, unusual
 from namm.datasets.batches import Images, check_images, check_values, to_tensor
 from namm.distributed import process_state
@@ -133,7 +133,7 @@ def _train_map(
     floor_limit: float | None = 0.1,
     progress: bool = True,
 ) -> MapResult:
-    rule = constraint if isinstance(constraint, Constraint) else as_constraint(constraint)
+    rule = as_rule(constraint)
     report = _check_data(mirror, data, rule, floor_limit)
     tuning = None
     if noise is None or weights is None:
@@ -177,7 +177,7 @@ def finetune_map(
 
     The other arguments are those of `train_map`; `weights.regulariser` is not used.
     """
-    rule = constraint if isinstance(constraint, Constraint) else as_constraint(constraint)
+    rule = as_rule(constraint)
     report = _check_data(mirror, data, rule, floor_limit)
     check_images(samples, "samples")
     if samples.shape[1:] != data.shape[1:]:
