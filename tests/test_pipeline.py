@@ -15,7 +15,19 @@ from torch import nn
 from namm import polish
 from namm.constraints import Periodic, TotalFlux, constraint
 from namm.errors import CheckpointError, NammWarning, UsageError
-from namm.generative import VPSDE, DiffusersNetwork, Diffusion, DPMSolver, Epsilon, Mirrored, NCSNpp, UniPC, Velocity
+from namm.generative import (
+    VPSDE,
+    DiffusersNetwork,
+    Diffusion,
+    DiT,
+    DPMSolver,
+    Epsilon,
+    Mirrored,
+    NCSNpp,
+    UNet,
+    UniPC,
+    Velocity,
+)
 from namm.maps import ICNN, IdentityMap, MirrorMap, ResNet
 from namm.pipeline import NAMMPipeline
 
@@ -35,7 +47,15 @@ def make_ncsnpp() -> nn.Module:
     return randomised(NCSNpp(channels=2, height=8, filters=8, multipliers=(1, 2), blocks=1, attention=()))
 
 
+def make_dit() -> nn.Module:
+    return randomised(DiT(channels=2, filters=4, width=16, depth=2, heads=2))
+
+
 def make_unet() -> nn.Module:
+    return randomised(UNet(channels=2, height=8, filters=8, multipliers=(1, 2), blocks=1))
+
+
+def make_diffusers_unet() -> nn.Module:
     blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
     sizes = {"block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4, "add_attention": False}
     return DiffusersNetwork(randomised(UNet2DModel(8, in_channels=2, out_channels=2, **sizes, **blocks)))
@@ -69,7 +89,7 @@ def draw(pipe, n=3, seed=7):
 # Samples
 
 
-@pytest.mark.parametrize("make_network", [make_ncsnpp, make_unet])
+@pytest.mark.parametrize("make_network", [make_ncsnpp, make_dit, make_unet, make_diffusers_unet])
 @pytest.mark.parametrize("prediction", [Epsilon(), Velocity()], ids=repr)
 def test_samples_are_those_of_the_package_before_and_after_saving(make_network, prediction, tmp_path):
     model, mirror = make_model(make_network(), prediction), make_mirror()

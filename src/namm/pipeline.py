@@ -23,7 +23,9 @@ from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
 # diffusers finds the class of a component only in modules that are already imported
+import namm.generative.networks.dit
 import namm.generative.networks.ncsnpp.network
+import namm.generative.networks.unet
 import namm.maps.icnn
 import namm.maps.resnet
 import namm.maps.rulenet  # noqa: F401
@@ -71,7 +73,7 @@ class NAMMPipeline(DiffusionPipeline):
     Args:
         g: Data to mirror space; sampling does not need it, so it may be None.
         f: Mirror space to data; None for a model of plain images.
-        network: The score network, `NCSNpp` or a model of diffusers.
+        network: The score network: `NCSNpp`, `DiT`, `UNet` or a model of diffusers.
         scheduler: Decides the sampler: a `DPMSolverMultistepScheduler` or a `UniPCMultistepScheduler`.
         diffusion: The rest of the model, as `from_parts` writes it.
         constraint: The rule: a `Constraint`, a function ℓ: (B, C, H, W) → (B,), or what `describe` says of a rule.

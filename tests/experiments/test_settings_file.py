@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from namm.errors import UsageError
+from namm.experiments.engine import settings_file
 from namm.experiments.engine.settings import with_seed
 from namm.experiments.engine.settings_file import changes, digest, from_yaml, plain, read_yaml, to_yaml
 from namm.experiments.engine.stages import STAGES, stage_keys, stages_until
@@ -167,6 +168,32 @@ def test_a_changed_setting_changes_the_keys_of_its_stage_and_of_what_depends_on_
     assert changed_stages(own, replace(longer, dm=replace(longer.dm, equal_compute=False)))[0] == "dm"
     finetuned = replace(own, finetune=replace(own.finetune, sigma_max=0.2))
     assert changed_stages(own, finetuned) == ["finetune", "repair", "evaluate", "report"]
+
+
+NETWORK_0_1 = {"filters", "multipliers", "blocks", "attention", "dropout", "unshuffle"}
+"""Settings of the network that version 0.1 had; its keys are hashes of them."""
+
+
+@pytest.mark.parametrize("stage", ["mdm", "dm"])
+def test_the_keys_of_the_first_network_stand_and_another_one_has_others(stage):
+    s = preset("burgers", "paper").settings
+    assert STAGES[stage].part(s)["network"].keys() == NETWORK_0_1
+    for changed in ({"kind": "dit"}, {"kind": "unet"}, {"kind": "dit", "depth": 4}):
+        other = replace(s, mdm=replace(s.mdm, network=replace(s.mdm.network, **changed)))
+        assert STAGES[stage].part(other)["network"].keys() == NETWORK_0_1 | changed.keys()
+        assert stage in changed_stages(s, other)
+
+
+def test_a_file_of_the_first_network_keeps_it_whatever_its_preset_has_now(monkeypatch):
+    old = preset("burgers")
+    content = yaml.safe_load(to_yaml(old))
+    content["mdm"]["network"] = {name: content["mdm"]["network"][name] for name in NETWORK_0_1}
+    mdm = replace(old.settings.mdm, network=replace(old.settings.mdm.network, kind="dit", depth=4))
+    now = replace(old, settings=replace(old.settings, mdm=mdm))
+    monkeypatch.setattr(settings_file, "preset", lambda *_: now)
+    assert from_yaml(yaml.safe_dump(content)).settings.mdm.network.kind == "ncsnpp"
+    part = from_yaml("experiment: burgers\nmdm: {network: {filters: 8}}").settings.mdm.network
+    assert (part.kind, part.filters, part.depth) == ("dit", 8, 4)  # a few lines of a person's own
 
 
 def test_a_stage_is_reached_through_what_it_needs_and_nothing_else():

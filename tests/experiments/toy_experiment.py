@@ -92,7 +92,7 @@ def _tiny() -> Settings:
             f=InverseSettings(filters=4, blocks=1, downsamplings=1),
             train=train,
         ),
-        mdm=replace(s.mdm, network=NetworkSettings(8, (1,), 1, (), 0.0), train=score),
+        mdm=replace(s.mdm, network=NetworkSettings("ncsnpp", 8, (1,), 1, (), 0.0), train=score),
         samples=replace(s.samples, n=16, n_val=8, sampler=sampler),
         finetune=replace(s.finetune, train=replace(train, budget="4 steps")),
         dm=replace(s.dm, train=score),

@@ -1,9 +1,14 @@
-"""Generative models on mirror images: `Diffusion` with its `NCSNpp`, `VAE`, and samples mapped back (`Mirrored`)."""
+"""Generative models on mirror images, `Diffusion` and `VAE`, and samples mapped back (`Mirrored`).
+
+Networks of a `Diffusion`: `NCSNpp`, `DiT` and `UNet`.
+"""
 
 from namm.generative.base import GenerativeModel
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
+from namm.generative.networks.dit import DiT
 from namm.generative.networks.ncsnpp.network import NCSNpp
+from namm.generative.networks.unet import UNet
 from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC
 from namm.generative.schedules import VPSDE, Epsilon, Velocity
 from namm.generative.vae import VAE
@@ -14,6 +19,7 @@ __all__ = [
     "VPSDE",
     "Ancestral",
     "DPMSolver",
+    "DiT",
     "DiffusersNetwork",
     "Diffusion",
     "Epsilon",
@@ -21,6 +27,7 @@ __all__ = [
     "GenerativeModel",
     "Mirrored",
     "NCSNpp",
+    "UNet",
     "UniPC",
     "Velocity",
 ]

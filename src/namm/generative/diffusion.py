@@ -31,7 +31,7 @@ class Diffusion(Standardised):
 
     Args:
         network: `network(y_t, t)` with y_t (B, C, H, W) and t (B,) in (0, 1] returns a tensor of y_t's shape: `NCSNpp`,
-            any module with these arguments, or a model of diffusers in a `DiffusersNetwork`.
+            `DiT`, `UNet`, any module with these arguments, or a model of diffusers in a `DiffusersNetwork`.
         sample_shape: (C, H, W).
         prediction: What the network's output means: `Epsilon()` (the paper) or `Velocity()`, which learns faster and
             whose samples stay finite after a short training.

@@ -34,10 +34,12 @@ from namm.generative import (
     VPSDE,
     Ancestral,
     Diffusion,
+    DiT,
     DPMSolver,
     Epsilon,
     EulerMaruyama,
     NCSNpp,
+    UNet,
     UniPC,
     Velocity,
 )
@@ -145,13 +147,29 @@ def regulariser(settings: MapSettings) -> Regulariser:
     return REGULARISERS[settings.regulariser]
 
 
+U_NET = ("multipliers", "blocks", "attention", "unshuffle")
+DIT = ("width", "depth", "heads", "patch")
+"""Settings of the score network that only some of its kinds have."""
+
+
+def score_network(settings: NetworkSettings, shape: tuple[int, int, int]) -> NCSNpp | DiT | UNet:
+    """The network of a score model of images of `shape`."""
+    options = plain(settings)
+    kind = options.pop("kind")
+    for name in U_NET if kind == "dit" else DIT:
+        del options[name]
+    if kind == "dit":
+        return DiT(shape[0], **options)
+    return (UNet if kind == "unet" else NCSNpp)(shape[0], shape[1], **options)
+
+
 def diffusion(
     network: NetworkSettings, process: DiffusionSettings, shape: tuple[int, int, int], seed: int
 ) -> Diffusion:
     """The score model of images of `shape`, with its first weights."""
     with _seeded(seed):
         return Diffusion(
-            NCSNpp(shape[0], shape[1], **plain(network)),
+            score_network(network, shape),
             shape,
             prediction=PREDICTIONS[process.prediction],
             t_min=process.t_min,

@@ -117,19 +117,28 @@ class MapSettings:
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """The score network, NCSN++."""
+    """The score network: the paper's `ncsnpp`, a transformer of patches, `dit`, or a small `unet`."""
 
+    kind: Literal["ncsnpp", "dit", "unet"] = "ncsnpp"
     filters: int = 64
     """Channels at the full resolution."""
     multipliers: tuple[int, ...] = (1, 2, 2, 2)
-    """Multiples of `filters`, one per resolution."""
+    """Ncsnpp and unet, as down to `attention`: multiples of `filters`, one per resolution."""
     blocks: int = 4
     """Residual blocks per resolution."""
     attention: tuple[int, ...] = (16,)
     """Resolutions with attention."""
     dropout: float = 0.1
     unshuffle: int = 1
-    """Pixels a side that become channels before the first layer: 2 halves the resolution."""
+    """Ncsnpp and unet: pixels a side that become channels before the first layer; 2 halves the resolution."""
+    width: int = 256
+    """Dit, as all below: length of a token."""
+    depth: int = 8
+    """Blocks of attention and MLP."""
+    heads: int = 4
+    """Heads of attention; `width` is divisible by 4 of them."""
+    patch: int = 4
+    """Pixels a side of a patch."""
 
 
 @dataclass(frozen=True)

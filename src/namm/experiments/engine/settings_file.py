@@ -54,35 +54,43 @@ def _canonical(value: Any, hint: Any) -> Any:
     return float(value) if wants_float and isinstance(value, int) else plain(value)
 
 
-NEW = {
-    "polish": False,
-    "radius": 2.0,
-    "kind": "resnet",
-    "modes": 64,
-    "templates": 4,
-    "hidden": 64,
-    "relative": False,
-    "squared": 0.0,
-    "repair": False,
-    "standardise": False,
-    "tune": False,
+NEW: dict[str, tuple[Any, ...]] = {
+    "polish": (False,),
+    "radius": (2.0,),
+    "kind": ("resnet", "ncsnpp"),
+    "modes": (64,),
+    "templates": (4,),
+    "hidden": (64,),
+    "relative": (False,),
+    "squared": (0.0,),
+    "repair": (False,),
+    "standardise": (False,),
+    "tune": (False,),
+    "width": (256,),
+    "depth": (8,),
+    "heads": (4,),
+    "patch": (4,),
 }
-"""Settings that version 0.1 did not have, and the values that mean what it did."""
+"""Settings that version 0.1 did not have, and the values, one per part that has the name, that mean what it did."""
 
 
 def without_new_defaults(values: Any) -> Any:
     """Plain values as version 0.1 would have written them, where they mean the same: the keys of its stages stand."""
     if not isinstance(values, Mapping):
         return values
-    kept = {name: value for name, value in values.items() if name not in NEW or value != NEW[name]}
+    kept = {name: value for name, value in values.items() if value not in NEW.get(name, ())}
     return {name: without_new_defaults(value) for name, value in kept.items()}
 
 
 def as_meant_by_0_1(content: dict[str, Any]) -> dict[str, Any]:
-    """A whole file of version 0.1 with what its map did; any other file as it is.
+    """A whole file of version 0.1 with what its map and its network did; any other file as it is.
 
-    What a file leaves out is taken from the preset, and presets have other maps now.
+    What a file leaves out is taken from the preset, and presets may have other ones now.
     """
+    return _with_network_of_0_1(_with_map_of_0_1(content))
+
+
+def _with_map_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
     maps = content.get("map")
     if not isinstance(maps, Mapping) or not isinstance(f := maps.get("f"), Mapping):
         return content
@@ -94,6 +102,15 @@ def as_meant_by_0_1(content: dict[str, Any]) -> dict[str, Any]:
         if isinstance(found := content.get(part), Mapping) and isinstance(found.get("weights"), Mapping):
             content[part] = {**found, "weights": {**found["weights"], "relative": False}}
     return content
+
+
+def _with_network_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
+    mdm = content.get("mdm")
+    if not isinstance(mdm, Mapping) or not isinstance(network := mdm.get("network"), Mapping):
+        return content
+    if "kind" in network or not {"filters", "multipliers", "unshuffle"} <= network.keys():
+        return content
+    return {**content, "mdm": {**mdm, "network": {**network, "kind": "ncsnpp"}}}
 
 
 def digest(value: Any) -> str:

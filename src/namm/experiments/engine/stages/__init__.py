@@ -85,7 +85,8 @@ def _baseline(settings: Settings) -> dict[str, Any]:
     values = _training(settings.dm)
     if settings.dm.equal_compute:
         values["train"]["budget"] = "equal compute"
-    return {**values, "network": plain(settings.mdm.network), "diffusion": plain(settings.mdm.diffusion)}
+    model = without_new_defaults({"network": plain(settings.mdm.network), "diffusion": plain(settings.mdm.diffusion)})
+    return {**values, **model}
 
 
 def _repair(settings: Settings) -> dict[str, Any]:

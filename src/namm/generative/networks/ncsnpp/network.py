@@ -29,6 +29,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
+from namm.generative.networks.layers import scaled_time
 from namm.generative.networks.ncsnpp.layers import (
     SQRT_HALF,
     PictureConv2d,
@@ -45,7 +46,6 @@ from namm.generative.networks.ncsnpp.layers import (
 )
 from namm.numerics import full_precision
 
-TIME_SCALE = 999
 Block = Callable[..., ResidualBlock]
 
 
@@ -166,14 +166,8 @@ class NCSNpp(ModelMixin, ConfigMixin):
 
     def _embed(self, x: Tensor, t: Tensor) -> Tensor:
         """τ: (B, 4 filters), in float32 or better up to the weights' precision."""
-        if t.ndim > 1 or t.numel() not in (1, len(x)):
-            raise DataError(
-                f"t must have one entry per image, {len(x)}, or one for all; its shape is {tuple(t.shape)}."
-            )
         with full_precision(x):
-            precision = torch.promote_types(torch.promote_types(x.dtype, t.dtype), torch.float32)
-            scaled = TIME_SCALE * t.to(precision).expand(len(x))
-            embedded = embed_time(scaled, self.filters, reference=self.reference_frequencies)
+            embedded = embed_time(scaled_time(t, x), self.filters, reference=self.reference_frequencies)
             return self.time(embedded.to(self.head.weight.dtype))
 
 
