@@ -223,7 +223,7 @@ def main(arguments: Sequence[str]) -> int:
         "repair: ℓ' ratio, √MMD²",
         "2nd counter",
     ]
-    print_table(titles, table)
+    print_table(titles, table, width=150)
     print(
         f"{len(options.only) - len({m.split(':')[0] for m in missed})} of {len(options.only)} rules: works, ℓ' as asked"
     )

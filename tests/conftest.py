@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,15 @@ from namm.experiments.engine.folder import read_record, stage_digests, write_rec
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings
 from namm.experiments.presets import Preset, preset
+
+MEMORY, ROOM = Path("/dev/shm"), 4 * 2**30
+
+
+def pytest_configure() -> None:
+    """Keep the tests' folders in memory, where there is room: thousands of small writes would wait for the disk."""
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("default")

@@ -88,6 +88,10 @@ def method(name):
     return Method(name, RNG.random((2, 1, 4, 4)), np.array([0.1, 0.2]), RNG.random(9), RNG.normal(size=(2, 1, 4, 3)))
 
 
+TRIED = {3.0: 0.81, 10.0: 0.52, 30.0: 0.34}
+"""Costs of λ, and what they leave of ℓ."""
+
+
 @pytest.fixture(scope="module")
 def contents():
     return Contents(
@@ -386,3 +390,20 @@ def test_certificates_of_polished_rows_are_shown_where_there_are_some(contents, 
     assert shown == [summaries["dm_polished"][name] for name in figures]
     assert any(title.startswith("ours, polished7 of 7") for title in rows)
     assert page.text.count("alert(1)") == 1  # a note that two rows have in common is said once
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_how_numbers_were_chosen_is_shown_where_they_were(contents):
+    trials = [{"cost": cost, "left": left, "cycle_error": 0.02, "total_variation": 1.1} for cost, left in TRIED.items()]
+    tuning = {"sigma": 0.12, "weight": 30.0 * 0.7, "unit": 0.7, "distance_errors": 0.4, "compute_seconds": 5.5}
+    tuning |= {"distance_samples": 0.9, "trials": trials}
+    page = render_page(replace(contents, tuning=tuning))
+    rows = re.findall(r'<th scope="row"><data value="([^"]+)">[^<]*</data>(<small>chosen</small>)?', page)
+    chosen = {float(value): bool(mark) for value, mark in rows}
+    assert chosen == {3.0 * 0.7: False, 10.0 * 0.7: False, 30.0 * 0.7: True}
+    for left in TRIED.values():
+        assert f'<data value="{left}">' in page
+    given = render_page(replace(contents, tuning=tuning | {"trials": [], "distance_samples": None}))
+    assert "as it was given" in given
+    assert "trained for seconds" not in given
+    assert "were chosen" not in render_page(contents)

@@ -87,6 +87,7 @@ class Contents:
     methods: Sequence[Method] = ()  # the first samples of either method
     worst: Sequence[Method] = ()  # their samples farthest from the rule
     grids: Mapping[str, Array] = field(default_factory=dict)  # sets of samples by name
+    tuning: Mapping[str, Any] | None = None  # how σ_max and λ were chosen (`Tuning`), where they were
     trainings: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # the lines of each log
     view: View = field(default_factory=View)  # what people see of an image
     made: Mapping[str, str] = field(default_factory=dict)  # when, with which versions, on what the report was made

@@ -132,6 +132,7 @@ def collect(run: Path) -> Contents:
         methods=methods[0],
         worst=methods[1],
         grids=attempt("images", lambda: _grids(done), {}),
+        tuning=read_record(done["map"]).results.get("tuning") if "map" in done else None,
         trainings=attempt("trainings", lambda: _trainings(run, stages), {}),
         view=View() if facts is None else facts.view,
         made=_made(),
