@@ -80,7 +80,7 @@ EXPERIMENT = Experiment(
     DivergenceData,
     DivergenceRule,
     presets={
-        "demo": recipes.demo(DivergenceData(1000, 64, 1024, size=32, rows=1, columns=2), model="500 steps"),
+        "demo": recipes.demo(DivergenceData(1000, 64, 1024, size=32, rows=1, columns=2), model="1000 steps"),
         "gpu": recipes.gpu(DivergenceData(4000, 200, 2000), share=4),
         "paper": recipes.paper(
             DivergenceData(10_000, 1000, 50_000),
