@@ -309,7 +309,7 @@ def test_a_folder_belongs_to_its_teacher(tmp_path):
     options = {"settings": QUICK, "folder": tmp_path, "progress": False}
     train_model(small(), images(40), IdentityMap(), **options)
     another = convolutional()
-    with pytest.raises(RunFolderError, match="networks.teacher.weights"):
+    with pytest.raises(RunFolderError, match=r"networks\.teacher\.weights"):
         train_model(small(another), images(40), IdentityMap(), **options)
 
 

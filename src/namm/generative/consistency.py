@@ -1,27 +1,26 @@
 """A model of one to four evaluations: a diffusion distilled into jumps to the end of its trajectories.
 
-The reverse ODE of `samplers.py` leads every y(t) to one clean image. A consistency model (Song et al. 2023) learns where,
+The reverse ODE of `samplers.py` leads every y(t) to one clean image y(0). A consistency model (Song et al. 2023) learns
 
     F(y(t), t) = y(0) for all points of a trajectory,      F(y, t) = m y − s v(y, t),      so that F(y, 0) = y
 
-whatever the network says, since m(0) = 1 and s(0) = 0: F is the D of `schedules.py`, at another use. For a network that
-predicts ε it is (y − s ε) / m. The student begins as a copy of the teacher, whose D = E[y(0) | y(t)] is
-right where t is small, and learns from there upwards: F at t must agree with F one step of the teacher further down,
+whatever the network says, since m(0) = 1 and s(0) = 0. For a network that predicts ε, F is (y − s ε) / m: the student
+has the form of its teacher's D in `schedules.py` and begins as a copy of it. That is right where t is small, and from
+there it learns upwards, since F at t must agree with F one step of the teacher further down,
 
-    loss = E (F(y(t), t) − F°(y', t'))²,      F° without a gradient;  the mean over pixels,
+    loss = E (F(y(t), t) − F°(y', t'))²,      F° without a gradient;      the mean over pixels,
 
-with y(t) = m u + s ε of an image u, and t, t' neighbours on a grid from 1 to t_min that is even in log(s/m) and ends with
-t' = 0. y' depends on y(t) alone, so nothing is averaged over and no error is an outlier: squares, which the pseudo-Huber
-distance replaces where a model learns from data without a teacher. The teacher's step is Heun's for the ODE in the form
-d(y/s) = D d(m/s),
+with y(t) = m u + s ε of an image u, and t, t' neighbours on a grid from 1 to t_min that is even in log(s/m) and ends
+with t' = 0. y' depends on y(t) alone, so there is no noise in the target that a robust distance would have to bear. The
+teacher's step is Heun's for the ODE in the form d(y/s) = D d(m/s),
 
     y' = m' D̄ + (s'/s) (y − m D̄),      D̄ = D for a first y', then ½ (D(y, t) + D(y', t')),      y' = D where t' = 0
 
 The first y' is DDIM's. Along 32 of these steps the spread of Gaussian data is missed by 1 %, by DDIM's alone 7 %.
 
 To sample, F jumps from noise at t = 1. What it got wrong there can be set right: noise is added again, and F jumps from
-an earlier time. With K evaluations the k-th is at s/m = tan(½ π (1 − k/K)), k = 0 … K − 1, times at which (m, s) turns by
-equal angles: s/m = 1 in the middle, where half of what F is given is noise.
+an earlier time. With K evaluations these times are at s/m = tan(½ π (1 − k/K)), k = 1 … K − 1: (m, s) turns by equal
+angles from one to the next, and in the middle s/m = 1, where data and noise are equally strong.
 """
 
 import copy
@@ -39,6 +38,7 @@ from namm.generative.base import channel_statistics, check_shape
 from namm.generative.diffusion import Diffusion
 from namm.generative.samplers import Process, Step, Steps, even_in_noise
 from namm.numerics import at_least_float32
+
 
 class Consistency(nn.Module):
     """A few-step model of mirror images, learned from a trained diffusion model by `namm.train_model`.
@@ -168,7 +168,7 @@ class Jumps(Steps):
         angles = math.pi / 2 * torch.arange(self.steps - 1, 0, -1, dtype=torch.double) / self.steps
         times = torch.cat([angles.new_ones(1), sde.time_of(angles.tan()), angles.new_zeros(1)])
         columns = torch.stack([times, sde.mean(times), sde.std(times)], 1).tolist()
-        return [Step(*row, denoised=mean, state=0.0, noise=std) for row, (_, mean, std) in pairwise(columns)]
+        return [Step(t, m, s, m_next, 0.0, s_next) for (t, m, s), (_, m_next, s_next) in pairwise(columns)]
 
 
 def _copy(model: Diffusion) -> Diffusion:
