@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from namm.exact import polish as polish
     from namm.experiments.engine.run_parts import Run as Run
     from namm.generative import VAE as VAE
+    from namm.generative import Consistency as Consistency
     from namm.generative import Diffusion as Diffusion
     from namm.generative import Mirrored as Mirrored
     from namm.generative.repair import repair as repair
@@ -48,7 +49,7 @@ _EXPORTS = {
     "namm.evaluation.verdict": "Verdict judge",
     "namm.exact": "Certificate certify polish",
     "namm.experiments.engine.run_parts": "Run",
-    "namm.generative": "VAE Diffusion Mirrored",
+    "namm.generative": "VAE Consistency Diffusion Mirrored",
     "namm.generative.repair": "repair",
     "namm.inverse": "sample_posterior",
     "namm.maps": "IdentityMap MirrorMap",

@@ -16,6 +16,7 @@ from namm.evaluation import Clipped, Extractor, fid, kid, mmd
 from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run import run
 from namm.experiments.engine.run_parts import RunParts
+from namm.experiments.engine.settings import FewSettings
 from namm.experiments.engine.stages.evaluate import POLISHED, ROWS
 
 
@@ -45,12 +46,36 @@ def images(whole_run):
         }
 
 
-UNPOLISHED = [row for row in ROWS if row not in POLISHED]
+UNPOLISHED = [row for row in ROWS if row not in POLISHED and row != "few"]
 
 
 def test_every_row_is_there(metrics):
     assert set(metrics["rows"]) == set(UNPOLISHED)
     assert metrics["certificates"] == {}
+
+
+def test_a_few_step_model_has_a_row_where_it_is_asked_for(whole_run, tiny_preset, tmp_path):
+    shutil.copytree(whole_run, tmp_path / "run")
+    settings, folder = tiny_preset.settings, tmp_path / "run"
+    few = FewSettings(steps=2, grid=4, train=replace(settings.mdm.train, budget="3 steps"))
+    evaluate = replace(settings.evaluate, milestone_samples=0)
+    chosen = replace(tiny_preset, settings=replace(settings, few=few, evaluate=evaluate))
+    done = run(chosen, folder, until="evaluate", log=lambda line: None, progress=False, force=True)
+    assert done["mdm"].attempts == done["dm"].attempts == 1
+    assert done["few"].results["steps"] == 3
+    found, trained = json.loads((folder / "evaluate" / "metrics.json").read_text()), RunParts.load(folder)
+    assert set(found["rows"]) == {*UNPOLISHED, "few"}
+    assert set(found["verdicts"]) >= {"few"}
+    assert found["compute_seconds"]["few"] == done["few"].compute_seconds
+    student, teacher = trained.model("few"), trained.model("mdm")
+    for name, tensor in teacher.state_dict().items():
+        assert torch.equal(student.teacher.state_dict()[name], tensor)
+    drawn = student.sample(settings.evaluate.n, steps=2, generator=settings.evaluate.seed, progress=False)
+    with h5py.File(folder / "evaluate" / "few.h5") as file, torch.no_grad():
+        assert torch.allclose(torch.from_numpy(file["mirror_images"][:]), drawn, atol=1e-5)
+        x = torch.from_numpy(file["images"][:])
+        assert torch.allclose(x, trained.mirror("finetune").to_data(drawn), atol=1e-5)
+        assert found["rows"]["few"]["distance"]["mean"] == pytest.approx(float(trained.rule()(x).mean()), rel=1e-4)
 
 
 def test_polished_rows_are_there_where_they_are_asked_for(whole_run, tiny_preset, images, tmp_path):

@@ -159,7 +159,7 @@ def test_a_changed_setting_changes_the_keys_of_its_stage_and_of_what_depends_on_
     assert changed_stages(s, s) == []
     assert changed_stages(s, replace(s, data=replace(s.data, dt=0.06))) == every
     assert changed_stages(s, replace(s, map=replace(s.map, sigma_max=0.2))) == every[1:]
-    assert changed_stages(s, replace(s, samples=replace(s.samples, n=5))) == every[3:9]
+    assert changed_stages(s, replace(s, samples=replace(s.samples, n=5))) == [*every[3:7], "evaluate", "report"]
     assert changed_stages(s, replace(s, vae=replace(s.vae, latent=5))) == ["mvae", "vae"]
     assert changed_stages(s, replace(s, evaluate=replace(s.evaluate, n=5))) == ["evaluate", "report"]
     own = replace(s, dm=replace(s.dm, equal_compute=False))
@@ -168,6 +168,16 @@ def test_a_changed_setting_changes_the_keys_of_its_stage_and_of_what_depends_on_
     assert changed_stages(own, replace(longer, dm=replace(longer.dm, equal_compute=False)))[0] == "dm"
     finetuned = replace(own, finetune=replace(own.finetune, sigma_max=0.2))
     assert changed_stages(own, finetuned) == ["finetune", "repair", "evaluate", "report"]
+
+
+def test_a_few_step_model_changes_the_keys_of_the_evaluation_where_there_is_one():
+    s = preset("burgers").settings
+    with_few = replace(s, few=replace(s.few, steps=1))
+    assert changed_stages(s, with_few) == ["evaluate", "report"]
+    assert changed_stages(with_few, replace(s, few=replace(s.few, steps=2))) == ["evaluate", "report"]
+    assert changed_stages(with_few, replace(with_few, few=replace(with_few.few, grid=8)))[0] == "few"
+    assert changed_stages(s, replace(s, few=replace(s.few, grid=8))) == ["few"]  # that nobody asks for
+    assert "few_steps" not in STAGES["evaluate"].part(s)
 
 
 NETWORK_0_1 = {"filters", "multipliers", "blocks", "attention", "dropout", "unshuffle"}
@@ -205,7 +215,7 @@ def test_a_stage_is_reached_through_what_it_needs_and_nothing_else():
 
     assert until("map") == ["data", "map"]
     assert until("finetune") == names[:5]
-    assert until("evaluate") == names[:8]
+    assert until("evaluate") == [*names[:7], "evaluate"]
     assert until("evaluate", replace(s, dm=replace(s.dm, repair=False))) == [*names[:6], "evaluate"]
     assert until("vae") == ["data", "map", "mvae", "vae"]
     assert until("dm") == names[:6]

@@ -278,6 +278,16 @@ def test_a_baseline_of_less_compute_and_other_ways_are_named(contents):
     assert "Other ways" not in said(contents)
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_few_step_model_has_a_row_and_its_own_cost(contents):
+    found = Page(render_page(replace(contents, rows=(*ROWS, row("few", 3.3e-3)), few=[Cost("few", 12.5, 98765)])))
+    assert "ours, few steps" in found.text
+    assert "few-step model, distilled from that of g(x)" in found.text
+    assert "98765" in found.text
+    assert 12.5 in found.numbers
+    assert "few-step model" not in Page(render_page(contents)).text
+
+
 # Along the way
 
 

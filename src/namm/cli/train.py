@@ -16,6 +16,7 @@ TARGETS = {
     "mdm": "the diffusion model on g(x)",
     "finetune": "f on samples of that model (Eq. 7)",
     "dm": "the baseline: the same diffusion model on x, at equal compute",
+    "few": "the model of few evaluations, distilled from `mdm`",
     "mvae": "the autoencoder on g(x)",
     "vae": "its baseline: the same autoencoder on x, at equal compute",
     "counter": "the network that counts galaxies, for the rule `count`; belongs to no experiment",

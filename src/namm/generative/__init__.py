@@ -1,9 +1,10 @@
-"""Generative models on mirror images, `Diffusion` and `VAE`, and samples mapped back (`Mirrored`).
+"""Generative models on mirror images, `Diffusion`, `Consistency` and `VAE`, and samples mapped back (`Mirrored`).
 
 Networks of a `Diffusion`: `NCSNpp`, `DiT` and `UNet`.
 """
 
 from namm.generative.base import GenerativeModel
+from namm.generative.consistency import Consistency
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.generative.networks.dit import DiT
@@ -18,6 +19,7 @@ __all__ = [
     "VAE",
     "VPSDE",
     "Ancestral",
+    "Consistency",
     "DPMSolver",
     "DiT",
     "DiffusersNetwork",

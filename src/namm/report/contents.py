@@ -14,6 +14,7 @@ ROWS = {
     "data": ("data", "other real images: the floor"),
     "mdm": ("ours, not finetuned", "f(ỹ), ỹ sampled in mirror space"),
     "finetuned": ("ours", "the same ỹ through the finetuned f"),
+    "few": ("ours, few steps", "f(ỹ), ỹ by one to four evaluations of a model distilled from ours, f finetuned"),
     "dm": ("baseline", "the same model, trained on the images"),
     "projected": ("baseline + project", "its samples, moved onto the rule"),
     "repaired": ("baseline repaired", "f(g(x)) of its samples"),
@@ -81,6 +82,7 @@ class Contents:
     certificates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # summaries of polished rows, by name
     ours: Sequence[Cost] = ()  # what our side cost, stage by stage
     baseline: Sequence[Cost] = ()
+    few: Sequence[Cost] = ()  # what the few-step model cost beyond ours
     repair: Sequence[Cost] = ()  # what repair at equal compute cost: the map, the shorter baseline and the stage itself
     step_seconds: float | None = None  # a step of the baseline at the speed of its counterpart, where steps are equal
     milestones: Mapping[str, Sequence[Milestone]] = field(default_factory=dict)  # by the row that they lead to

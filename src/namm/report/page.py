@@ -30,6 +30,7 @@ STAGES = {
     "finetune": "finetuning f",
     "dm": "baseline: diffusion model of x",
     "repair": "repair of a shorter baseline: finetuning f",
+    "few": "few-step model, distilled from that of g(x)",
     "mvae": "autoencoder of g(x)",
     "vae": "baseline: autoencoder of x",
 }

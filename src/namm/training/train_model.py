@@ -124,13 +124,19 @@ def _describe(model: nn.Module, mirror: Mirror, data: Images) -> dict[str, Any]:
     """What tells one training of a model from another."""
     return {
         "model": {**describe_network(model), "settings": model.extra_repr()},
-        "networks": {name: describe_network(child) for name, child in model.named_children()},
+        "networks": {name: describe_network(child) | _frozen(child) for name, child in model.named_children()},
         "mirror": {
             "class": type(mirror).__name__,
             "weights": weights_digest(mirror) if isinstance(mirror, nn.Module) else "none",
         },
         "data": fingerprint(data),
     }
+
+
+def _frozen(network: nn.Module) -> dict[str, str]:
+    """Which weights a network has that training does not change, such as a teacher's; nothing for any other."""
+    fixed = [not weight.requires_grad for weight in network.parameters()]
+    return {"weights": weights_digest(network)} if fixed and all(fixed) else {}
 
 
 def load_model(model: nn.Module, folder: str | Path) -> None:

@@ -24,7 +24,7 @@ from namm.experiments.engine.stages import Work
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.map import TRAINING, mirror_folder
 from namm.formatting import html_table
-from namm.generative import VAE, Diffusion
+from namm.generative import VAE, Consistency, Diffusion
 from namm.generative.base import channel_statistics
 from namm.generative.mirrored import Mirrored
 from namm.maps import IdentityMap, MirrorMap
@@ -34,6 +34,7 @@ from namm.training.train_model import load_model
 __all__ = ["Run", "RunParts", "describe_samples", "device", "untrained"]
 
 Shape = tuple[int, int, int]
+Model = Diffusion | Consistency | VAE
 
 FLOOR_IMAGES = 1000
 """Images whose mean ℓ is the data's floor, and whose spread is the unit of moves."""
@@ -75,7 +76,7 @@ class RunParts:
         """g and f as `map` or `finetune` left them."""
         return MirrorMap.load(mirror_folder(self.folder(stage))).to(device())
 
-    def model(self, stage: str) -> Diffusion | VAE:
+    def model(self, stage: str) -> Model:
         """The model that `stage` trained."""
         folder = self.folder(stage)
         model = untrained(stage, self.settings, self.shape)
@@ -109,10 +110,13 @@ class Polisher:
         return polish(x, self.rule, scale=self.scale, floor=self.floor, device=device(), progress=progress)
 
 
-def untrained(stage: str, settings: Settings, shape: Shape) -> Diffusion | VAE:
+def untrained(stage: str, settings: Settings, shape: Shape) -> Model:
     """The model of `stage` with its first weights."""
     if stage in AUTOENCODERS:
         return build.vae(settings.vae, shape)
+    if stage == "few":
+        teacher = build.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, settings.mdm.train.seed)
+        return Consistency(teacher, grid=settings.few.grid)
     seed = (settings.dm if stage == "dm" else settings.mdm).train.seed
     return build.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, seed)
 

@@ -238,6 +238,23 @@ class VAESettings:
     """How the one in mirror space is trained; the other gets, as compute, what the map and this one took."""
 
 
+@dataclass(frozen=True)
+class FewSettings:
+    """The few-step model, distilled from the diffusion model in mirror space."""
+
+    steps: int = 0
+    """Evaluations of the network per sample, 1 to 4 as a rule; 0 leaves the model out."""
+    grid: int = 32
+    """Steps of its teacher from noise to image, of which it learns each."""
+    train: TrainSettings = field(
+        default_factory=lambda: replace(SCORE_SETTINGS, budget="50 epochs", warmup_steps=200, ema_decay=0.999)
+    )
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.grid < 2:
+            raise UsageError(f"few: steps must be 0 or more and grid 2 or more, not {self.steps} and {self.grid}.")
+
+
 # The comparison
 
 
@@ -291,6 +308,7 @@ class Settings:
     samples: SamplesSettings = field(default_factory=SamplesSettings)
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     dm: BaselineSettings = field(default_factory=BaselineSettings)
+    few: FewSettings = field(default_factory=FewSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     vae: VAESettings = field(default_factory=VAESettings)
 
@@ -322,7 +340,7 @@ def with_seed(settings: Settings, seed: int) -> Settings:
     """The same settings with other seeds everywhere: for data, trainings, finetuning samples and evaluation."""
     trained = {
         name: replace(part, train=replace(part.train, seed=seed))
-        for name in ("map", "mdm", "finetune", "dm", "vae")
+        for name in ("map", "mdm", "finetune", "dm", "few", "vae")
         for part in (getattr(settings, name),)
     }
     return replace(

@@ -11,8 +11,8 @@ from namm.report.paper_scores import PaperScores
 PAPER_COLUMNS = {"mdm": "without_finetuning", "finetuned": "with_finetuning", "dm": "baseline"}
 """Methods that the paper has too, with the name of its column in `Reported`."""
 METHODS = tuple(PAPER_COLUMNS)
-OTHERS = ("projected", "repaired", "repair", "data")
-"""Other ways to the rule that start from the baseline, and the floor of every figure."""
+OTHERS = ("few", "projected", "repaired", "repair", "data")
+"""Our few-step model, other ways to the rule that start from the baseline, and the floor of every figure."""
 SCORES = {
     **{"seeds": "d", "ℓ": ".3g", "CD": ".3g", "CD, paper": "g", "MMD": ".4f", "MMD, paper": ".4f"},
     **{"KID": ".4f", "KID, paper": ".4f", "total variation": ".3f", "spread": ".3f"},

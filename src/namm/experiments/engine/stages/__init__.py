@@ -94,6 +94,16 @@ def _repair(settings: Settings) -> dict[str, Any]:
     return {"samples": plain(settings.samples), "finetune": _training(settings.finetune)}
 
 
+def _few(settings: Settings) -> dict[str, Any]:
+    """How the few-step model is trained; how often it is evaluated matters to its samples alone."""
+    return {name: value for name, value in _training(settings.few).items() if name != "steps"}
+
+
+def _evaluate(settings: Settings) -> dict[str, Any]:
+    values: dict[str, Any] = without_new_defaults(plain(settings.evaluate))
+    return values | ({"few_steps": settings.few.steps} if settings.few.steps else {})
+
+
 def _stage(
     name: str, needs: str, part: Callable[[Settings], Any], function: str, shown: str = "", *, gate: bool = False
 ) -> Stage:
@@ -123,13 +133,8 @@ _IN_ORDER = (
     _stage("finetune", "data map samples", lambda s: _training(s.finetune), "samples.make_finetune", FINETUNED),
     _stage("dm", "data map mdm samples finetune", _baseline, "model.make_dm", LEARNED),
     _stage("repair", "data map mdm dm", _repair, "repair.make_repair", FINETUNED),
-    _stage(
-        "evaluate",
-        "data map mdm samples finetune dm repair",
-        lambda s: without_new_defaults(plain(s.evaluate)),
-        "evaluate.make_evaluation",
-        EVALUATED,
-    ),
+    _stage("few", "data map mdm", _few, "model.make_few", LEARNED),
+    _stage("evaluate", "data map mdm samples finetune dm repair few", _evaluate, "evaluate.make_evaluation", EVALUATED),
     _stage("report", "evaluate", lambda s: {}, "report.make_report"),
     _stage("mvae", "data map", lambda s: _training(s.vae), "model.make_mvae", LEARNED),
     _stage("vae", "data map mvae", lambda s: _training(s.vae), "model.make_vae", LEARNED),
@@ -141,7 +146,8 @@ def needs(stage: Stage, settings: Settings) -> tuple[str, ...]:
     """What `stage` needs under these settings: a baseline with a budget of its own waits for the data alone."""
     if stage.name == "dm" and not settings.dm.equal_compute:
         return ("data",)
-    return tuple(name for name in stage.needs if name != "repair" or settings.repairs)
+    left_out = {"repair": not settings.repairs, "few": not settings.few.steps}
+    return tuple(name for name in stage.needs if not left_out.get(name))
 
 
 def stage_keys(settings: Settings) -> dict[str, str]:

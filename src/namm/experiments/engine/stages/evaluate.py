@@ -3,6 +3,7 @@
     data         other real images, the floor of every figure
     mdm          f(ỹ), ỹ from the mirror diffusion model, f as the stage `map` left it
     finetuned    the same ỹ through the finetuned f: the method
+    few          f(ỹ), ỹ by the few evaluations of a model distilled from the mirror diffusion model, f finetuned
     dm           the baseline's own samples
     projected    the baseline's samples, projected on the rule's set, where the rule has a projection
     repaired     the baseline's samples through g and the finetuned f
@@ -60,9 +61,10 @@ from namm.training.train_map import load_weights
 
 POLISHED = {"finetuned_polished": "finetuned", "dm_polished": "dm", "repaired_polished": "repaired"}
 """Rows of polished samples, and what they are made of."""
-ROWS = ("data", "mdm", "finetuned", "dm", "projected", "repaired", "repair", *POLISHED)
-OURS, BASELINE, SHORTER = "mdm.h5", "dm.h5", "repair.h5"
-"""Samples of the method (through the finetuned f), of the baseline, and of its shorter training, which are repaired."""
+ROWS = ("data", "mdm", "finetuned", "few", "dm", "projected", "repaired", "repair", *POLISHED)
+OURS, BASELINE, SHORTER, FEW = "mdm.h5", "dm.h5", "repair.h5", "few.h5"
+"""Samples of the method (through the finetuned f), of the baseline, of its shorter training, which are repaired, and of
+the few-step model."""
 METRICS = "metrics.json"
 """Every row's scores, the verdicts, the milestones, and what both sides cost."""
 
@@ -81,6 +83,10 @@ def make_evaluation(work: Work) -> Outcome:
         if work.settings.repairs:
             shorter = stack.enter_context(_samples(work, SHORTER, shorter_model(work)[0], n, rule))
 
+        few = None
+        if work.settings.few.steps:
+            few = stack.enter_context(_few_samples(work, trained.source("few", after), n, rule))
+
         certificates: dict[str, Any] = {}
         polisher = trained.polisher(rule) if work.settings.evaluate.polish and can_polish(rule) else None
 
@@ -90,6 +96,8 @@ def make_evaluation(work: Work) -> Outcome:
             yield "data", Subset(store[others], np.arange(min(n, store.sizes[others])))
             yield "mdm", map_images(before.to_data, ours.mirror_images, device(), "f")
             yield "finetuned", ours.images
+            if few is not None:
+                yield "few", few.images
             yield "dm", baseline.images
             if rule.has_project:
                 yield "projected", map_images(rule.project, baseline.images, device(), "project")
@@ -136,18 +144,36 @@ def make_evaluation(work: Work) -> Outcome:
 
 
 def _samples(work: Work, name: str, source: Mirrored, n: int, rule: Constraint | None = None) -> SampleFile:
-    """The file of that name with samples of one model, made if they are not there yet."""
-    settings = work.settings.evaluate
+    """The file of that name with samples of one diffusion model, made if they are not there yet."""
+    sampler = work.settings.evaluate.sampler
+    return _written(work, name, source, n, rule, describe_samples(source, sampler), build.sampling(sampler))
+
+
+def _few_samples(work: Work, source: Mirrored, n: int, rule: Constraint) -> SampleFile:
+    """The same of the few-step model."""
+    how = {"steps": work.settings.few.steps}
+    return _written(work, FEW, source, n, rule, describe_samples(source, None) | how, how)
+
+
+def _written(
+    work: Work,
+    name: str,
+    source: Mirrored,
+    n: int,
+    rule: Constraint | None,
+    description: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> SampleFile:
     write_samples(
         work.folder / name,
         source,
         n,
-        seed=settings.seed,
-        description=describe_samples(source, settings.sampler),
+        seed=work.settings.evaluate.seed,
+        description=description,
         constraint=rule,
         precision=work.settings.mdm.train.precision,
-        **build.sampling(settings.sampler),
         progress=work.progress,
+        **options,
     )
     return SampleFile(work.folder / name)
 
@@ -177,7 +203,7 @@ def _scores(
 
 def _costs(work: Work) -> dict[str, Any]:
     """Compute seconds and steps of every stage that both sides are made of."""
-    stages = (*EQUAL_COMPUTE, "dm", *(("repair",) if work.settings.repairs else ()))
+    stages = (*EQUAL_COMPUTE, "dm", *(name for name in ("repair", "few") if name in work.needs))
     records = {name: read_record(work.needs[name]) for name in stages}
     seconds = {name: record.compute_seconds for name, record in records.items()}
     repaired = {}

@@ -1,5 +1,7 @@
 """The stages that train a generative model: `mdm` and `mvae` on mirror images, `dm` and `vae` on the images themselves.
 
+The stage `few` distils `mdm` into a model of few evaluations; it is extra, and no part of what is compared below.
+
 The plain models are the baselines, and a comparison is fair at equal compute. A step of a baseline costs what a step of
 its mirrored counterpart does, being that of the same network on images of the same shape, so it gets
 
@@ -23,6 +25,7 @@ from namm.experiments.engine.run_parts import RunParts, untrained
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.map import TRAINING
+from namm.generative import Consistency, Diffusion
 from namm.maps import IdentityMap, MirrorMap
 from namm.training.checkpoint import PATTERN, read
 from namm.training.settings import TrainSettings
@@ -54,6 +57,14 @@ def make_vae(work: Work) -> Outcome:
     settings = work.settings.vae.train
     folders = [work.needs["map"], work.needs["mvae"]]
     return _train(work, "vae", IdentityMap(), equal_compute(settings, settings, work.needs["mvae"], folders))
+
+
+def make_few(work: Work) -> Outcome:
+    """Distil the trained diffusion model of g(x) into one of few evaluations, or go on."""
+    parts, settings = RunParts.of(work), work.settings.few
+    teacher = parts.model("mdm")
+    assert isinstance(teacher, Diffusion)
+    return _train(work, "few", parts.mirror("map"), settings.train, model=Consistency(teacher, grid=settings.grid))
 
 
 EQUAL_COMPUTE = ("map", "mdm", "samples", "finetune")
@@ -108,10 +119,12 @@ def _train(
     mirror: MirrorMap | IdentityMap,
     settings: TrainSettings,
     snapshots: Collection[int] = (),
+    model: Consistency | None = None,
 ) -> Outcome:
+    """Train `model`, by default that of the stage with its first weights."""
     with open_store(images_file(work.needs["data"])) as store:
         trained = train_model(
-            untrained(stage, work.settings, store["train"].shape[1:]),
+            untrained(stage, work.settings, store["train"].shape[1:]) if model is None else model,
             store["train"],
             mirror,
             settings=settings,

@@ -46,7 +46,7 @@ PARTIAL = "partial-report.html"
 GRID = 9
 ENDS = {"mdm": "mdm", "finetune": "finetuned", "dm": "dm"}
 """The row that each training with milestones leads to."""
-ORDER = ("data", "finetuned", "mdm", "dm", "projected", "repaired", "repair", *POLISHED)
+ORDER = ("data", "finetuned", "mdm", "few", "dm", "projected", "repaired", "repair", *POLISHED)
 """Rows as they follow each other on the page."""
 UNREADABLE = (NammError, OSError, ValueError, LookupError, TypeError, RuntimeError)
 RESIDUAL = "the rule's residual"
@@ -125,6 +125,7 @@ def collect(run: Path) -> Contents:
         rows=attempt("evaluate", lambda: _rows(metrics, chosen.reported), []),
         certificates=metrics.get("certificates", {}),
         ours=_costs(done, EQUAL_COMPUTE),
+        few=_costs(done, ("few",)),
         baseline=_costs(done, ("dm",)),
         repair=_repair_costs(done),
         step_seconds=_step_seconds(done, chosen),
