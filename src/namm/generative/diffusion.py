@@ -3,7 +3,8 @@
     u = (y − mean) / scale per channel,      u(t) = m(t) u + s(t) ε,      t ~ U(t_min, 1),   ε ~ N(0, I)
     loss = E (network(u(t), t) − target)²,   target = ε, v = m ε − s u or ε − u;  the mean over pixels
 
-For ε this is score matching weighted by s², 2/(C·H·W) times the sum ½ ‖s score + ε‖². The diffusion lives in
+Times may be drawn otherwise (`times`). For ε and uniform times this is score matching weighted by s², 2/(C·H·W) times
+the sum ½ ‖s score + ε‖². The diffusion lives in
 standardised space: whatever has a time, that is y_t, `denoise`, `score` and the state of a sampler, is standardised;
 whatever has none, that is `loss(y)`, `fit_statistics(y)` and `sample`, is in mirror space itself. `standardise` and
 `unstandardise` lead from one to the other.

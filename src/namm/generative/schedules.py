@@ -164,7 +164,8 @@ class Straight(Schedule):
     """Straight paths from image to noise, y(t) = (1 − t) y(0) + t ε: m + s = 1.
 
     At t = 1 nothing of the image is left and s/m is infinite. Networks are trained up to there; samplers start a little
-    below, at `t_max`, from noise with the variance of y(t_max). By default m is 0.005 there; 0.0066 at t = 1 of `VPSDE`.
+    below, at `t_max`, from noise with the variance of y(t_max). By default m is 0.005 there, about that of the paper's
+    `VPSDE` at t = 1.
     """
 
     t_max: float = 0.995
