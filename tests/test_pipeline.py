@@ -22,8 +22,10 @@ from namm.generative import (
     DiT,
     DPMSolver,
     Epsilon,
+    Flow,
     Mirrored,
     NCSNpp,
+    Straight,
     UNet,
     UniPC,
     Velocity,
@@ -90,9 +92,13 @@ def draw(pipe, n=3, seed=7):
 
 
 @pytest.mark.parametrize("make_network", [make_ncsnpp, make_dit, make_unet, make_diffusers_unet])
-@pytest.mark.parametrize("prediction", [Epsilon(), Velocity()], ids=repr)
-def test_samples_are_those_of_the_package_before_and_after_saving(make_network, prediction, tmp_path):
-    model, mirror = make_model(make_network(), prediction), make_mirror()
+@pytest.mark.parametrize(
+    ("prediction", "sde"),
+    [(Epsilon(), VPSDE()), (Velocity(), VPSDE()), (Epsilon(), Straight()), (Flow(), Straight(0.99))],
+    ids=repr,
+)
+def test_samples_are_those_of_the_package_before_and_after_saving(make_network, prediction, sde, tmp_path):
+    model, mirror = make_model(make_network(), prediction, sde=sde), make_mirror()
     x, y = Mirrored(model, mirror).sample_pairs(3, sampler=DPMSolver(STEPS), generator=7)
     assert x.std() > 0.01
     pipe = NAMMPipeline.from_parts(model, mirror, RULE)
@@ -145,6 +151,26 @@ def test_the_scheduler_has_the_marginals_of_the_continuous_diffusion(folder):
     expected = np.exp(-0.2 * t - 0.5 * (15.0 - 0.2) * t**2)
     np.testing.assert_allclose(scheduler.alphas_cumprod.numpy(), expected, rtol=2e-4)
     assert scheduler.config.prediction_type == "v_prediction"
+
+
+def test_the_scheduler_of_straight_paths_is_that_of_flow_matching():
+    """Beside the noise level t the image has the weight 1 − t; and it can be exchanged as any other."""
+    pipe = NAMMPipeline.from_parts(make_model(make_ncsnpp(), Flow(), sde=Straight()), make_mirror(), RULE)
+    assert pipe.scheduler.config.prediction_type == "flow_prediction"
+    mean, std = pipe.scheduler._sigma_to_alpha_sigma_t(torch.tensor(0.3))
+    assert (float(mean), float(std)) == pytest.approx((0.7, 0.3))
+    pipe.scheduler = UniPCMultistepScheduler.from_config(pipe.scheduler.config)
+    assert pipe.sampler(STEPS) == UniPC(STEPS, 2)
+    pipe.scheduler = UniPCMultistepScheduler()
+    with pytest.raises(UsageError, match="other noise levels"):
+        draw(pipe)
+
+
+def test_a_folder_without_a_schedule_is_one_of_the_papers(parts):
+    pipe = NAMMPipeline.from_parts(*parts, RULE)
+    settings = {name: value for name, value in pipe.config.diffusion.items() if name != "schedule"}
+    pipe.register_to_config(diffusion=settings)
+    assert pipe.diffusion.sde == VPSDE(0.2, 15.0)
 
 
 def test_another_scheduler_changes_the_sampler(parts):
@@ -293,14 +319,20 @@ class OwnPrediction(Epsilon):
     pass
 
 
+class OwnSchedule(VPSDE):
+    pass
+
+
 def test_parts_that_cannot_be_saved_are_refused(parts):
     model, mirror = parts
     with pytest.raises(UsageError, match="network is a Conv2d"):
         NAMMPipeline.from_parts(make_model(nn.Conv2d(2, 2, 1)), mirror, RULE)
     with pytest.raises(UsageError, match="f is a Identity"):
         NAMMPipeline.from_parts(model, MirrorMap(mirror.g, nn.Identity()), RULE)
-    with pytest.raises(UsageError, match="predictions Epsilon"):
+    with pytest.raises(UsageError, match=r"can save Epsilon\(\), Velocity\(\) and Flow\(\)"):
         NAMMPipeline.from_parts(make_model(model.network, OwnPrediction()), mirror, RULE)
+    with pytest.raises(UsageError, match=r"schedules VPSDE\(\) and Straight\(\), not OwnSchedule"):
+        NAMMPipeline.from_parts(make_model(model.network, sde=OwnSchedule()), mirror, RULE)
     with pytest.raises(UsageError, match="needs a function"):
         NAMMPipeline.from_parts(model, mirror, None)
 

@@ -42,7 +42,7 @@ from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.generative.repair import FEW, another_range
 from namm.generative.samplers import DPMSolver, Sampler, UniPC
-from namm.generative.schedules import VPSDE, Epsilon, Prediction, Velocity
+from namm.generative.schedules import VPSDE, Epsilon, Flow, Prediction, Schedule, Straight, Velocity
 from namm.maps import IdentityMap, MirrorMap
 from namm.maps.mirror import forget_origin
 from namm.numerics import generator as seeded
@@ -50,7 +50,12 @@ from namm.reading import load_json
 from namm.weights_file import require_finite
 
 INDEX = "model_index.json"
-PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": Velocity()}  # diffusers' names
+PREDICTIONS: dict[str, Prediction] = {  # diffusers' names
+    "epsilon": Epsilon(),
+    "v_prediction": Velocity(),
+    "flow_prediction": Flow(),
+}
+SCHEDULES: dict[str, type[VPSDE | Straight]] = {"vp": VPSDE, "straight": Straight}
 MOVED = {"namm.generative.ncsnpp": "namm.generative.networks.ncsnpp.network"}
 """Modules that pipelines of version 0.1 name in their index, and where their classes are now."""
 PROBES = 4
@@ -131,8 +136,8 @@ class NAMMPipeline(DiffusionPipeline):
             if part is not None and not isinstance(part, ModelMixin):
                 kind = type(part).__name__
                 raise UsageError(f"{name} is a {kind}; a pipeline can save a ModelMixin of diffusers, such as NCSNpp.")
-        settings, betas = _diffusion_settings(model), model.sde.discrete_betas().tolist()
-        scheduler = DPMSolverMultistepScheduler(trained_betas=betas, prediction_type=settings["prediction"])
+        settings = _diffusion_settings(model)
+        scheduler = DPMSolverMultistepScheduler(prediction_type=settings["prediction"], **_noise_levels(model.sde))
         seen = mirror.standardisation if isinstance(mirror, MirrorMap) else {}
         judged = None if verdict is None else verdict.as_json()
         certified = None if certificate is None else dict(certificate)
@@ -170,7 +175,8 @@ class NAMMPipeline(DiffusionPipeline):
         name, config = type(self.scheduler).__name__, self.scheduler.config
         if name not in SCHEDULERS:
             raise UsageError(f"a {name} cannot drive this pipeline; take a {' or a '.join(SCHEDULERS)}.")
-        if config.trained_betas != self.diffusion.sde.discrete_betas().tolist():
+        levels = _noise_levels(self.diffusion.sde)
+        if {option: config.get(option) for option in levels} != levels:
             raise UsageError(
                 f"this {name} has other noise levels than the network: make it from pipe.scheduler.config."
             )
@@ -360,14 +366,18 @@ def _diffusion_settings(model: Diffusion) -> dict[str, Any]:
     """What makes `model` of its network; `indexed_time` says whether that takes diffusers' index 1000 t − 1, not t."""
     kinds = [name for name, kind in PREDICTIONS.items() if kind == model.prediction]
     if not kinds:
-        raise UsageError(f"a pipeline can save the predictions Epsilon() and Velocity(), not {model.prediction}.")
+        raise UsageError(f"a pipeline can save Epsilon(), Velocity() and Flow(), not {model.prediction}.")
+    schedules = [name for name, kind in SCHEDULES.items() if type(model.sde) is kind]
+    if not schedules:
+        raise UsageError(f"a pipeline can save the schedules VPSDE() and Straight(), not {model.sde}.")
     return {
         "sample_shape": list(model.sample_shape),
         "mean": model.mean.flatten().tolist(),
         "scale": model.scale.flatten().tolist(),
         "prediction": kinds[0],
         "t_min": model.t_min,
-        "sde": asdict(model.sde),
+        "schedule": schedules[0],
+        "sde": asdict(cast(VPSDE | Straight, model.sde)),
         "indexed_time": isinstance(model.network, DiffusersNetwork),
     }
 
@@ -376,7 +386,8 @@ def _build_diffusion(settings: Mapping[str, Any], network: ModelMixin) -> Diffus
     """The inverse of `_diffusion_settings`, on the network's device."""
     try:
         wrapped = DiffusersNetwork(network) if settings["indexed_time"] else network
-        prediction, sde = PREDICTIONS[settings["prediction"]], VPSDE(**settings["sde"])
+        prediction = PREDICTIONS[settings["prediction"]]
+        sde = SCHEDULES[settings.get("schedule", "vp")](**settings["sde"])  # version 0.1 had no other
         shape = tuple(settings["sample_shape"])
         model = Diffusion(wrapped, shape, prediction=prediction, t_min=settings["t_min"], sde=sde)
         like: Any = {"dtype": torch.promote_types(network.dtype, torch.float32), "device": network.device}
@@ -385,6 +396,11 @@ def _build_diffusion(settings: Mapping[str, Any], network: ModelMixin) -> Diffus
     except (KeyError, TypeError, RuntimeError) as error:
         raise UsageError(f"diffusion={dict(settings)} describes no diffusion model: {error!r}.") from error
     return model
+
+
+def _noise_levels(sde: Schedule) -> dict[str, Any]:
+    """What a scheduler of diffusers must be told to have the noise levels of this schedule."""
+    return {"trained_betas": sde.discrete_betas().tolist()} if isinstance(sde, VPSDE) else {"use_flow_sigmas": True}
 
 
 def _as_rule(rule: Any) -> Constraint:

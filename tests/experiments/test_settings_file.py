@@ -206,6 +206,37 @@ def test_a_file_of_the_first_network_keeps_it_whatever_its_preset_has_now(monkey
     assert (part.kind, part.filters, part.depth) == ("dit", 8, 4)  # a few lines of a person's own
 
 
+@pytest.mark.parametrize("stage", ["mdm", "dm"])
+def test_the_keys_of_the_papers_schedule_stand_and_straight_paths_have_others(stage):
+    s = preset("burgers", "paper").settings
+    known = {"beta_min", "beta_max", "t_min", "prediction"}
+    assert STAGES[stage].part(s)["diffusion"].keys() == known
+    for changed in ({"schedule": "straight"}, {"times": "logit-normal"}):
+        other = replace(s, mdm=replace(s.mdm, diffusion=replace(s.mdm.diffusion, **changed)))
+        assert STAGES[stage].part(other)["diffusion"].keys() == known | changed.keys()
+        assert stage in changed_stages(s, other)
+
+
+def test_a_file_without_a_schedule_keeps_the_papers_whatever_its_preset_has_now(monkeypatch):
+    old = preset("burgers", "paper")
+    content = yaml.safe_load(to_yaml(old))
+    for name in ("schedule", "times"):
+        del content["mdm"]["diffusion"][name]
+    diffusion = replace(old.settings.mdm.diffusion, schedule="straight", times="logit-normal")
+    now = replace(old, settings=replace(old.settings, mdm=replace(old.settings.mdm, diffusion=diffusion)))
+    monkeypatch.setattr(settings_file, "preset", lambda *_: now)
+    assert from_yaml(yaml.safe_dump(content)).settings == old.settings
+    part = from_yaml("experiment: burgers\nmdm: {diffusion: {t_min: 0.01}}").settings.mdm.diffusion
+    assert (part.schedule, part.times, part.t_min) == ("straight", "logit-normal", 0.01)
+
+
+@pytest.mark.parametrize(("schedule", "prediction", "other"), [("vp", "flow", "v"), ("straight", "v", "flow")])
+def test_a_prediction_of_another_schedule_is_refused(schedule, prediction, other):
+    text = f"experiment: burgers\nmdm: {{diffusion: {{schedule: {schedule}, prediction: {prediction}}}}}"
+    with pytest.raises(UsageError, match=f"with schedule {schedule} take prediction {other} or epsilon"):
+        from_yaml(text)
+
+
 def test_a_stage_is_reached_through_what_it_needs_and_nothing_else():
     s = preset("burgers").settings
     names = list(STAGES)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import UNet2DModel
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import Gaussian, exact_diffusion
 from safetensors.torch import load_file
+from scipy import stats
 from torch import nn
 
 from namm.errors import DataError, UsageError
@@ -21,7 +23,8 @@ from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import rehearse_sampling
 from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC
-from namm.generative.schedules import Epsilon, Velocity
+from namm.generative.schedules import VPSDE, Epsilon, Flow, Straight, Velocity
+from namm.generative.times import LogitNormalTimes, UniformTimes
 from namm.maps import IdentityMap
 
 SHAPE = (2, 6, 5)
@@ -54,7 +57,7 @@ def images(n: int, seed: int = 0) -> torch.Tensor:
 # The loss
 
 
-@pytest.mark.parametrize("prediction", [Epsilon(), Velocity()], ids=str)
+@pytest.mark.parametrize("prediction", [Epsilon(), Velocity(), Flow()], ids=str)
 def test_loss_by_hand(prediction):
     """One pixel, network(u, t) = 3 u, mean 1 and scale 2, so u = (y − 1)/2."""
 
@@ -62,15 +65,16 @@ def test_loss_by_hand(prediction):
         def forward(self, y_t, t):
             return 3 * y_t
 
-    model = Diffusion(Triple(), (1, 1, 1), prediction=prediction)
+    straight = isinstance(prediction, Flow)
+    model = Diffusion(Triple(), (1, 1, 1), prediction=prediction, sde=Straight() if straight else VPSDE())
     model.fit_statistics(torch.tensor([3.0, -1.0]).reshape(2, 1, 1, 1))
     assert (float(model.mean), float(model.scale)) == (1.0, 2.0)
     total = 0.0
     for y, t, e in ((5.0, 0.2, 0.7), (-3.0, 0.9, -1.1)):
         u = (y - 1) / 2
-        m = math.exp(-0.05 * t - 4.975 * t**2)
-        s = math.sqrt(1 - m**2)
-        target = e if isinstance(prediction, Epsilon) else m * e - s * u
+        m = 1 - t if straight else math.exp(-0.05 * t - 4.975 * t**2)
+        s = t if straight else math.sqrt(1 - m**2)
+        target = e if isinstance(prediction, Epsilon) else e - u if straight else m * e - s * u
         total += (3 * (m * u + s * e) - target) ** 2 / 2
     y, t, e = torch.tensor([[5.0, -3.0], [0.2, 0.9], [0.7, -1.1]])
     loss = model.loss(y.reshape(2, 1, 1, 1), t, e.reshape(2, 1, 1, 1))
@@ -103,8 +107,34 @@ def test_draws():
     assert torch.equal(again[1], epsilon)
 
 
-def test_the_loss_is_one_graph():
+@pytest.mark.parametrize("times", [LogitNormalTimes(-0.4, 1.3), LogitNormalTimes(), UniformTimes()], ids=str)
+def test_times_have_the_distribution_of_their_name(times):
+    """By SciPy: the logits of t, mapped back from [t_min, 1], are normal, or t itself is uniform."""
+    model = Diffusion(Convolution(), SHAPE, t_min=0.1, times=times)
+    t, _ = model.draw(images(1).expand(4000, *SHAPE), torch.Generator().manual_seed(0))
+    u = (t.double().numpy() - 0.1) / 0.9
+    assert t.dtype == torch.float32
+    assert 0.1 <= t.min() < t.max() <= 1
+    if isinstance(times, UniformTimes):
+        assert stats.kstest(u, stats.uniform.cdf).pvalue > 0.01
+        return
+    law = stats.norm(times.mean, times.std)
+    assert stats.kstest(np.log(u / (1 - u)), law.cdf).pvalue > 0.01
+    assert stats.kstest(u, stats.uniform.cdf).pvalue < 1e-6
+
+
+def test_a_training_knows_which_times_it_draws():
+    """What a resumed training compares; with uniform times it reads as it did before there were others."""
+    plain, other = (Diffusion(Convolution(), SHAPE, times=each) for each in (UniformTimes(), LogitNormalTimes()))
+    assert plain.extra_repr().endswith("sde=VPSDE(beta_min=0.1, beta_max=20.0)")
+    assert other.extra_repr() == plain.extra_repr() + ", times=LogitNormalTimes(mean=0.0, std=1.0)"
+
+
+@pytest.mark.parametrize("straight", [False, True], ids=["vp", "straight"])
+def test_the_loss_is_one_graph(straight):
     model, y = convolutional(), images(3)
+    if straight:
+        model = Diffusion(model.network, SHAPE, prediction=Flow(), sde=Straight(), times=LogitNormalTimes())
     draws = model.draw(y)
     compiled = torch.compile(model.loss, backend="eager", fullgraph=True)
     assert torch.equal(compiled(y, *draws), model.loss(y, *draws))
@@ -124,18 +154,19 @@ def test_autocast_rounds_the_network_alone():
 # Conversions
 
 
-@pytest.mark.parametrize("velocity", [False, True], ids=["epsilon", "velocity"])
-def test_score_and_denoised_of_a_gaussian(velocity):
+@pytest.mark.parametrize("options", [{}, {"velocity": True}, {"straight": True}], ids=str)
+def test_score_and_denoised_of_a_gaussian(options):
     mean, covariance = torch.tensor([0.5, -1.0]).double(), torch.tensor([[1.0, 0.6], [0.6, 0.5]]).double()
-    model = exact_diffusion(Gaussian(mean, covariance, velocity), 2).double()
-    t, y_t = torch.linspace(1e-3, 1, 20, dtype=torch.double), torch.randn(20, 1, 1, 2, dtype=torch.double)
+    model = exact_diffusion(Gaussian(mean, covariance, **options), 2).double()
+    t, y_t = torch.linspace(1e-3, 0.99, 20, dtype=torch.double), torch.randn(20, 1, 1, 2, dtype=torch.double)
     for k in range(20):
-        m = torch.exp(-0.05 * t[k] - 4.975 * t[k] ** 2)
-        law = torch.distributions.MultivariateNormal(m * mean, m**2 * covariance + (1 - m**2) * torch.eye(2).double())
+        m = 1 - t[k] if options.get("straight") else torch.exp(-0.05 * t[k] - 4.975 * t[k] ** 2)
+        variance = t[k].square() if options.get("straight") else 1 - m**2
+        law = torch.distributions.MultivariateNormal(m * mean, m**2 * covariance + variance * torch.eye(2).double())
         point = y_t[k].flatten().requires_grad_()
         (score,) = torch.autograd.grad(law.log_prob(point), point)
         assert torch.allclose(model.score(y_t, t)[k].flatten(), score, rtol=1e-8, atol=1e-8)
-        tweedie = (point + (1 - m**2) * score) / m
+        tweedie = (point + variance * score) / m
         assert torch.allclose(model.denoise(y_t, t)[k].flatten(), tweedie, rtol=1e-6, atol=1e-6)
 
 
@@ -313,11 +344,19 @@ def test_a_network_of_diffusers():
         ({"sample_shape": (1, 8)}, r"three positive sizes \(C, H, W\), not \(1, 8\)"),
         ({"sample_shape": (1, 0, 8)}, "three positive sizes"),
         ({"sample_shape": SHAPE, "t_min": 0.0}, "t_min must lie between 0 and 1, not 0.0"),
+        ({"sample_shape": SHAPE, "t_min": 0.9, "sde": Straight(0.8)}, "t_min must lie between 0 and 0.8, not 0.9"),
+        ({"sample_shape": SHAPE, "prediction": Flow()}, r"Flow\(\) does not go with VPSDE.*Flow\(\) for Straight\(\)"),
+        ({"sample_shape": SHAPE, "prediction": Velocity(), "sde": Straight()}, "does not go with Straight"),
     ],
 )
 def test_settings_that_make_no_sense(options, match):
     with pytest.raises(UsageError, match=match):
         Diffusion(Convolution(), **options)
+
+
+def test_times_that_are_all_the_same_are_refused():
+    with pytest.raises(UsageError, match="std must be positive, not 0"):
+        LogitNormalTimes(std=0)
 
 
 def test_images_that_do_not_fit():

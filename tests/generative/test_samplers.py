@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
+from diffusers import DPMSolverMultistepScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import Gaussian, Mixture, exact_diffusion
+from scipy.integrate import solve_ivp
 
 from namm.errors import UsageError
+from namm.generative.diffusion import Diffusion
 from namm.generative.samplers import (
     DDIM,
     Ancestral,
@@ -19,10 +23,11 @@ from namm.generative.samplers import (
     even_in_noise,
     even_in_time,
 )
-from namm.generative.schedules import VPSDE
+from namm.generative.schedules import VPSDE, Flow, Schedule, Straight
 
 MEAN = torch.tensor([0.5, -1.0])
 COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 0.5]])
+TWO_MODES = torch.tensor([[-1.0, 0.5], [1.0, -0.5]]), torch.tensor([0.3, 0.7])
 
 # Largest error of the mean and of the covariance that steps of this size leave. The reverse ODE carries the difference
 # between N(0, I) and the true start, m(1) μ = 0.0066 μ, to its end; the reverse SDE forgets it.
@@ -70,10 +75,12 @@ def moments(sampler, network) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, each.T @ each
 
 
-@pytest.mark.parametrize("velocity", [False, True], ids=["epsilon", "velocity"])
+@pytest.mark.parametrize(
+    "options", [{}, {"velocity": True}, {"straight": True}], ids=["epsilon", "velocity", "straight paths"]
+)
 @pytest.mark.parametrize(("sampler", "of_mean", "of_covariance"), SAMPLERS, ids=str)
-def test_gaussian_moments(sampler, of_mean, of_covariance, velocity):
-    mean, covariance = moments(sampler, Gaussian(MEAN, COVARIANCE, velocity))
+def test_gaussian_moments(sampler, of_mean, of_covariance, options):
+    mean, covariance = moments(sampler, Gaussian(MEAN, COVARIANCE, **options))
     assert (mean - MEAN).abs().max() <= of_mean
     assert (covariance - COVARIANCE).abs().max() <= of_covariance
 
@@ -111,9 +118,10 @@ def test_errors_fall_with_the_order_of_the_method(sampler, finer, order):
     ],
     ids=str,
 )
-def test_a_mixture_keeps_its_weights_and_widths(sampler):
-    network = Mixture(torch.tensor([[-1.0, 0.5], [1.0, -0.5]]), torch.tensor([0.3, 0.7]), 0.01, velocity=True)
-    n = 6000
+@pytest.mark.parametrize("straight", [False, True], ids=["vp", "straight"])
+def test_a_mixture_keeps_its_weights_and_widths(sampler, straight):
+    options = {"straight": True} if straight else {"velocity": True}
+    network, n = Mixture(*TWO_MODES, 0.01, **options), 6000
     y = sampler(exact_diffusion(network, 2), IndependentNoise(n, 2)).flatten(1)
     left = y[:, 0] < 0
     assert left.float().mean() == pytest.approx(0.3, abs=0.02)
@@ -121,21 +129,88 @@ def test_a_mixture_keeps_its_weights_and_widths(sampler):
     assert y[left].std(0).tolist() == pytest.approx([0.1, 0.1], rel=0.06)
 
 
+# Straight paths
+
+
+@pytest.mark.parametrize(
+    "sampler", [DDIM(30), DDIM(30, eta=0.7), DPMSolver(20), DPMSolver(20, stochastic=True), UniPC(20)], ids=str
+)
+def test_schedules_differ_in_scale_and_clock_alone(sampler):
+    """From the same s/m to the same s/m, the states of straight paths over √(m² + s²) are those of the VPSDE."""
+    vp = exact_diffusion(Mixture(*TWO_MODES, 0.01), 2)
+    first, last = vp.sde.noise_ratio(torch.tensor([1, vp.t_min], dtype=torch.double))
+    sde = Straight(float(first / (1 + first)))
+    t_min = float(last / (1 + last))
+    straight = Diffusion(Mixture(*TWO_MODES, 0.01, straight=True), (1, 1, 2), prediction=Flow(), sde=sde, t_min=t_min)
+    paths = []
+    for model in (vp, straight):
+        states = []
+        model.network.register_forward_pre_hook(lambda _, inputs, states=states: states.append(inputs))
+        noise = IndependentNoise(50, 2)
+        end = sampler(model.double(), lambda step, noise=noise: noise(step).double())
+        scaled = [y / np.hypot(*(float(each[0]) for each in model.sde.marginal(t[:1]))) for y, t in states]
+        paths.append(torch.stack([*scaled, end]))
+    assert len(paths[0]) == sampler.steps + 1
+    assert (paths[0] - paths[1]).abs().max() <= 1e-4  # float32 noise levels in diffusers
+
+
+def test_the_ode_of_straight_paths_is_the_flow_itself():
+    """dy/dt = E[ε − y(0) | y(t)], integrated by SciPy from t_max to t_min."""
+    network = Mixture(*TWO_MODES, 0.05, straight=True)
+    model, start = exact_diffusion(network, 2).double(), IndependentNoise(8, 2)(0).double()
+
+    def flow(t, y):
+        return network(torch.tensor(y).reshape(8, 1, 1, 2), torch.full((8,), t, dtype=torch.double)).flatten().numpy()
+
+    first = start * np.hypot(0.995, 0.005)
+    solved = solve_ivp(flow, (0.995, model.t_min), first.flatten().numpy(), rtol=1e-9, atol=1e-10).y[:, -1]
+    at_the_end = torch.tensor(solved).reshape(8, 1, 1, 2)
+    expected = model.denoise(at_the_end, torch.full((8,), model.t_min, dtype=torch.double))  # the last step
+    for sampler, error in ((DDIM(400), 5e-3), (DPMSolver(200), 1.5e-3), (UniPC(100), 2e-4)):
+        assert (sampler(model, lambda step: start) - expected).abs().max() <= error
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_the_solver_is_that_of_diffusers_for_flow_matching(order):
+    """There σ is t itself, the network's output is the flow, and the state is not rescaled."""
+    model = exact_diffusion(Mixture(*TWO_MODES, 0.05, straight=True), 2)
+    scheduler = DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, solver_order=order, final_sigmas_type="zero"
+    )
+    scheduler.set_timesteps(12)
+    times = even_in_noise(model, 12)
+    scheduler.sigmas = times.float()
+    noise = IndependentNoise(20, 2)
+    y = noise(0) * np.hypot(0.995, 0.005)
+    for t, index in zip(times, scheduler.timesteps, strict=False):
+        y = scheduler.step(model.network(y, t.expand(20)), index, y).prev_sample
+    assert (DPMSolver(12, order)(model, noise) - y).abs().max() <= 1e-4
+
+
+def test_at_the_end_of_a_straight_path_the_mean_is_all_that_is_known():
+    model = exact_diffusion(Gaussian(MEAN, COVARIANCE, straight=True), 2)
+    denoised = model.denoise(torch.randn(5, 1, 1, 2), torch.ones(5))
+    assert torch.allclose(denoised.flatten(1), MEAN.expand(5, 2), atol=1e-6)
+
+
+# Tables and times
+
+
 @dataclass
-class Schedule:
+class Bare:
     """A process without a network: enough for a table."""
 
-    sde: VPSDE
+    sde: Schedule
     t_min: float = 1e-3
 
 
 @given(
     st.builds(Ancestral, st.integers(2, 60)) | st.builds(DDIM, st.integers(2, 60), st.floats(0, 1)),
-    st.builds(VPSDE, st.floats(0.05, 1.0), st.floats(2.0, 30.0)),
+    st.builds(VPSDE, st.floats(0.05, 1.0), st.floats(2.0, 30.0)) | st.builds(Straight, st.floats(0.9, 0.999)),
 )
 def test_a_step_leads_from_one_marginal_to_the_next(sampler, sde):
     """With y(t) = m(t) y(0) + s(t) ε and D = y(0): a + b m(t) = m(s) and b² s(t)² + c² = s(s)², down to s = 0."""
-    table = sampler.table(Schedule(sde))
+    table = sampler.table(Bare(sde))
     assert len(table) == sampler.steps
     assert [step.t for step in table] == sorted({step.t for step in table}, reverse=True)
     for step, after in zip(table, [*table[1:], None], strict=True):
@@ -152,9 +227,11 @@ def test_tables_that_make_no_sense_are_refused():
         with pytest.raises(UsageError, match=r"DDIM: eta must lie between 0 and 1"):
             DDIM(20, eta=eta)
     with pytest.raises(UsageError, match="at least 2 steps"):
-        Ancestral(1).table(Schedule(VPSDE()))
+        Ancestral(1).table(Bare(VPSDE()))
     with pytest.raises(UsageError, match="more than beta_max = 20 steps"):
-        OfficialSteps(20).table(Schedule(VPSDE()))
+        OfficialSteps(20).table(Bare(VPSDE()))
+    with pytest.raises(UsageError, match=r"those of VPSDE\(\), not of Straight.*take AncestralSteps"):
+        OfficialSteps(30).table(Bare(Straight()))
 
 
 def test_the_ancestral_step_is_ddim_with_all_its_noise(monkeypatch):
@@ -211,7 +288,7 @@ def test_too_few_steps(sampler):
 @pytest.mark.parametrize("sampler", [DPMSolver(8), UniPC(8), EulerMaruyama(8)], ids=str)
 def test_autocast_does_not_round_the_state(sampler):
     """The oracle computes in float64 whatever autocast says, so only the sampler could change."""
-    model = exact_diffusion(Mixture(torch.tensor([[-1.0, 0.5], [1.0, -0.5]]), torch.tensor([0.3, 0.7]), 0.1), 2)
+    model = exact_diffusion(Mixture(*TWO_MODES, 0.1), 2)
     expected = sampler(model, IndependentNoise(64, 2))
     with torch.autocast("cpu", torch.bfloat16):
         found = sampler(model, IndependentNoise(64, 2))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from namm.constraints import constraint
-from namm.generative import Diffusion, Mirrored, Velocity
+from namm.generative import VPSDE, Diffusion, Mirrored, Straight, Velocity
 from namm.inverse import DDIMSteps, Evidence, GaussianNoise, Guess, Linear, Posterior, sample_posterior
 from namm.inverse.guidance import gradient
 from namm.maps import IdentityMap
@@ -45,17 +45,20 @@ class LinearMirror(nn.Module):
 class GaussianScore(nn.Module):
     """E[ε | u(t)] for u ~ N(mean, covariance), with marginals of its own."""
 
-    def __init__(self, mean: np.ndarray, covariance: np.ndarray) -> None:
+    def __init__(self, mean: np.ndarray, covariance: np.ndarray, straight: bool = False) -> None:
         super().__init__()
+        self.straight = straight
         self.mean, self.covariance = torch.tensor(mean), torch.tensor(covariance)
 
     def forward(self, u_t: Tensor, t: Tensor) -> Tensor:
-        m, s = marginal(float(t[0]))
+        m, s = marginal(float(t[0]), self.straight)
         spread = m**2 * self.covariance + s**2 * torch.eye(len(self.mean), dtype=torch.double)
         return (s * torch.linalg.solve(spread, (u_t.flatten(1) - m * self.mean).T).T).reshape(u_t.shape)
 
 
-def marginal(t: float) -> tuple[float, float]:
+def marginal(t: float, straight: bool = False) -> tuple[float, float]:
+    if straight:
+        return 1 - t, t
     exponent = 0.1 * t + 9.95 * t**2
     return float(np.exp(-exponent / 2)), float(np.sqrt(1 - np.exp(-exponent)))
 
@@ -80,14 +83,20 @@ class ExactGuidance:
         return self
 
 
-def problem(mirrored: bool) -> tuple[Mirrored, ExactGuidance]:
+def process(straight: bool) -> dict:
+    """The options of a diffusion on straight paths or by the paper's schedule, down to the same noise."""
+    return {"sde": Straight(), "t_min": 0.01} if straight else {"sde": VPSDE(), "t_min": 1e-3}
+
+
+def problem(mirrored: bool, straight: bool = False) -> tuple[Mirrored, ExactGuidance]:
     """The same prior over x, as a diffusion in data space or in the mirror space of `LinearMirror`."""
     linear, offset = (MAP, OFFSET) if mirrored else (np.eye(PIXELS), np.zeros(PIXELS))
     mean, scale = STANDARD
     offset = offset + linear @ np.full(PIXELS, mean)
     back = np.linalg.inv(scale * linear)
     covariance = back @ COVARIANCE @ back.T
-    model = Diffusion(GaussianScore(back @ (MEAN - offset), covariance), (1, 1, PIXELS)).double()
+    network = GaussianScore(back @ (MEAN - offset), covariance, straight)
+    model = Diffusion(network, (1, 1, PIXELS), **process(straight)).double()
     model.mean.fill_(mean)
     model.scale.fill_(scale)
     return Mirrored(model, LinearMirror() if mirrored else IdentityMap()), ExactGuidance(

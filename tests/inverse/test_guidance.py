@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from posterior_oracles import GAUSSIAN, MATRIX, NOISE, OPERATOR, PIXELS, bent, draw, level, marginal, problem
+from posterior_oracles import GAUSSIAN, MATRIX, NOISE, OPERATOR, PIXELS, bent, draw, level, marginal, problem, process
 from torch import nn
 
 from namm.errors import UsageError
@@ -104,20 +104,26 @@ def test_steps_that_go_uphill_are_refused(make):
 class WhiteNoise(nn.Module):
     """E[ε | y(t)] of white noise."""
 
+    def __init__(self, straight: bool):
+        super().__init__()
+        self.straight = straight
+
     def forward(self, y_t, t):
-        return marginal(float(t[0]))[1] * y_t
+        m, s = marginal(float(t[0]), self.straight)
+        return s / (m**2 + s**2) * y_t
 
 
-def white():
-    model = Diffusion(WhiteNoise(), (1, 1, 8)).double()
+def white(straight: bool = False):
+    model = Diffusion(WhiteNoise(straight), (1, 1, 8), **process(straight)).double()
     model.scale.fill_(SCALE)
     return Mirrored(model, IdentityMap())
 
 
+@pytest.mark.parametrize("straight", [False, True], ids=["vp", "straight"])
 @pytest.mark.parametrize("steps", [AncestralSteps(400), DDIMSteps(400)], ids=["ancestral", "ddim"])
-def test_likelihood_of_independent_pixels_is_exact(steps):
+def test_likelihood_of_independent_pixels_is_exact(steps, straight):
     """x ~ N(0, SCALE²) in every pixel: mean v m/(v + σ²) and variance v σ²/(v + σ²), whatever the number of steps."""
-    prior, seen, noise = white(), Columns(range(4)), GaussianNoise(STD)
+    prior, seen, noise = white(straight), Columns(range(4)), GaussianNoise(STD)
     measurement = torch.linspace(-1, 1, 4, dtype=torch.double).reshape(1, 1, 1, 4)
     guidance = LikelihoodGuidance.of(prior.model)
     options = {"n": 3000, "guidance": guidance, "steps": steps, "batch_size": 3000, "generator": 0, "progress": False}

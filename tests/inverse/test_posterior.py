@@ -62,8 +62,8 @@ class Impulses:
         return z
 
 
-def moments(mirrored: bool, steps) -> tuple[np.ndarray, np.ndarray]:
-    prior, exact = problem(mirrored)
+def moments(mirrored: bool, steps, straight: bool) -> tuple[np.ndarray, np.ndarray]:
+    prior, exact = problem(mirrored, straight)
     evidence = Evidence(SEEN.expand(PIXELS * (steps.steps + 1) + 1, -1), OPERATOR, GAUSSIAN)
     u = reverse(prior.model, prior.mirror.to_data, steps, exact, evidence, Impulses(steps.steps))
     responses = prior.mirror.to_data(prior.model.unstandardise(u)).flatten(1).numpy()
@@ -72,12 +72,22 @@ def moments(mirrored: bool, steps) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("mirrored", [False, True], ids=["data space", "mirror space"])
-@pytest.mark.parametrize("steps", [AncestralSteps(100), DDIMSteps(50), OfficialSteps(100)], ids=str)
-def test_exact_guidance_reaches_the_posterior(mirrored, steps):
+@pytest.mark.parametrize(
+    ("steps", "straight"),
+    [
+        (AncestralSteps(100), False),
+        (DDIMSteps(50), False),
+        (OfficialSteps(100), False),
+        (AncestralSteps(100), True),
+        (DDIMSteps(50), True),
+    ],
+    ids=str,
+)
+def test_exact_guidance_reaches_the_posterior(mirrored, steps, straight):
     """The mean at once, up to the start at t = 1; the covariance as the steps get smaller."""
     mean, covariance = posterior()
     finer = replace(steps, steps=2 * steps.steps)
-    coarse, fine = (moments(mirrored, each) for each in (steps, finer))
+    coarse, fine = (moments(mirrored, each, straight) for each in (steps, finer))
     of_mean = 5e-3 if isinstance(steps, OfficialSteps) else 1e-5
     assert np.abs(fine[0] - mean).max() <= of_mean
     errors = [np.abs(found - covariance).max() for _, found in (coarse, fine)]
@@ -85,9 +95,13 @@ def test_exact_guidance_reaches_the_posterior(mirrored, steps):
     assert errors[1] <= 0.6 * errors[0]
 
 
-@pytest.mark.parametrize("mirrored", [False, True], ids=["data space", "mirror space"])
-def test_exact_guidance_within_monte_carlo_error(mirrored):
-    prior, exact = problem(mirrored)
+@pytest.mark.parametrize(
+    ("mirrored", "straight"),
+    [(False, False), (True, False), (True, True)],
+    ids=["data space", "mirror space", "straight"],
+)
+def test_exact_guidance_within_monte_carlo_error(mirrored, straight):
+    prior, exact = problem(mirrored, straight)
     found = draw(prior, n=1500, guidance=exact, steps=DDIMSteps(200), batch_size=1500)
     mean, covariance = posterior()
     x, scale = found.samples.reshape(-1, PIXELS).numpy(), np.sqrt(np.diag(covariance))
@@ -105,9 +119,10 @@ def noise_free() -> tuple[np.ndarray, np.ndarray]:
     return MEAN + gain @ (MEASUREMENT - MATRIX @ MEAN), COVARIANCE - gain @ MATRIX @ COVARIANCE
 
 
-def test_the_bias_of_dps():
+@pytest.mark.parametrize("straight", [False, True], ids=["vp", "straight"])
+def test_the_bias_of_dps(straight):
     """A small ζ gives the posterior of a measurement without noise; a large one overshoots, its steps never shorten."""
-    prior, _ = problem(mirrored=False)
+    prior, _ = problem(False, straight)
     small = draw(prior, n=400, guidance=DPSGuidance(0.003), steps=AncestralSteps(1000), batch_size=400)
     large = draw(prior, n=50, guidance=DPSGuidance(0.3), steps=AncestralSteps(300))
     mean, covariance = noise_free()

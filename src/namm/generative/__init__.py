@@ -11,7 +11,8 @@ from namm.generative.networks.dit import DiT
 from namm.generative.networks.ncsnpp.network import NCSNpp
 from namm.generative.networks.unet import UNet
 from namm.generative.samplers import DDIM, Ancestral, DPMSolver, EulerMaruyama, UniPC
-from namm.generative.schedules import VPSDE, Epsilon, Velocity
+from namm.generative.schedules import VPSDE, Epsilon, Flow, Schedule, Straight, Velocity
+from namm.generative.times import LogitNormalTimes, UniformTimes
 from namm.generative.vae import VAE
 
 __all__ = [
@@ -26,10 +27,15 @@ __all__ = [
     "Diffusion",
     "Epsilon",
     "EulerMaruyama",
+    "Flow",
     "GenerativeModel",
+    "LogitNormalTimes",
     "Mirrored",
     "NCSNpp",
+    "Schedule",
+    "Straight",
     "UNet",
     "UniPC",
+    "UniformTimes",
     "Velocity",
 ]

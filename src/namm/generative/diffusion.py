@@ -1,9 +1,10 @@
 """The diffusion model (paper Sec. 3.2, Eq. 6): a network trained by denoising score matching on mirror images y.
 
     u = (y − mean) / scale per channel,      u(t) = m(t) u + s(t) ε,      t ~ U(t_min, 1),   ε ~ N(0, I)
-    loss = E (network(u(t), t) − target)²,   target = ε, or v = m ε − s u;  the mean over pixels
+    loss = E (network(u(t), t) − target)²,   target = ε, v = m ε − s u or ε − u;  the mean over pixels
 
-For ε this is score matching weighted by s², 2/(C·H·W) times the sum ½ ‖s score + ε‖². The diffusion lives in
+Times may be drawn otherwise (`times`). For ε and uniform times this is score matching weighted by s², 2/(C·H·W) times
+the sum ½ ‖s score + ε‖². The diffusion lives in
 standardised space: whatever has a time, that is y_t, `denoise`, `score` and the state of a sampler, is standardised;
 whatever has none, that is `loss(y)`, `fit_statistics(y)` and `sample`, is in mirror space itself. `standardise` and
 `unstandardise` lead from one to the other.
@@ -19,11 +20,12 @@ from torch import Tensor, nn
 from namm.errors import UsageError
 from namm.generative.base import Standardised, check_shape, evaluating, sample_in_batches, sampling_bar
 from namm.generative.samplers import EulerMaruyama, Sampler
-from namm.generative.schedules import VPSDE, Epsilon, Prediction
+from namm.generative.schedules import VPSDE, Epsilon, Prediction, Schedule
+from namm.generative.times import Times, UniformTimes
 from namm.gpu import Recorded, can_record, compile_options, use_channels_last
 from namm.numerics import at_least_float32
 
-EPSILON, PAPER_SDE, PAPER_SAMPLER = Epsilon(), VPSDE(), EulerMaruyama(1000)
+EPSILON, PAPER_SDE, PAPER_SAMPLER, UNIFORM = Epsilon(), VPSDE(), EulerMaruyama(1000), UniformTimes()
 
 
 class Diffusion(Standardised):
@@ -34,9 +36,10 @@ class Diffusion(Standardised):
             `DiT`, `UNet`, any module with these arguments, or a model of diffusers in a `DiffusersNetwork`.
         sample_shape: (C, H, W).
         prediction: What the network's output means: `Epsilon()` (the paper) or `Velocity()`, which learns faster and
-            whose samples stay finite after a short training.
+            whose samples stay finite after a short training; with straight paths `Flow()`.
         t_min: The smallest time trained and sampled; the same for every model that is compared.
-        sde: The noise schedule.
+        sde: The noise schedule: `VPSDE()` (the paper), `Straight()` or another `Schedule`.
+        times: How times are drawn in training: `UniformTimes()` (the paper) or `LogitNormalTimes()`.
     """
 
     def __init__(
@@ -46,14 +49,20 @@ class Diffusion(Standardised):
         *,
         prediction: Prediction = EPSILON,
         t_min: float = 1e-3,
-        sde: VPSDE = PAPER_SDE,
+        sde: Schedule = PAPER_SDE,
+        times: Times = UNIFORM,
     ) -> None:
         super().__init__()
         if len(sample_shape) != 3 or min(sample_shape) < 1:
             raise UsageError(f"sample_shape must be three positive sizes (C, H, W), not {sample_shape}.")
-        if not 0 < t_min < 1:
-            raise UsageError(f"t_min must lie between 0 and 1, not {t_min}.")
-        self.network, self.prediction, self.t_min, self.sde = network, prediction, t_min, sde
+        if not 0 < t_min < sde.t_max:
+            raise UsageError(f"t_min must lie between 0 and {sde.t_max:g}, not {t_min}.")
+        if not prediction.fits(sde.marginal(torch.tensor([t_min, 0.5]))):
+            raise UsageError(
+                f"{prediction} does not go with {sde}: Velocity() is for VPSDE(), Flow() for Straight(), and Epsilon() "
+                "for either."
+            )
+        self.network, self.prediction, self.t_min, self.sde, self.times = network, prediction, t_min, sde, times
         channels, height, width = (int(size) for size in sample_shape)
         self.sample_shape = (channels, height, width)
         self.register_statistics()
@@ -67,13 +76,14 @@ class Diffusion(Standardised):
 
     def extra_repr(self) -> str:
         """What makes this model differ from another with the same network."""
-        return f"sample_shape={self.sample_shape}, prediction={self.prediction}, t_min={self.t_min}, sde={self.sde}"
+        shown = f"sample_shape={self.sample_shape}, prediction={self.prediction}, t_min={self.t_min}, sde={self.sde}"
+        return shown if self.times == UNIFORM else f"{shown}, times={self.times}"  # trainings know themselves by this
 
     # Learning
 
     def draw(self, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """t (B,) uniform in [t_min, 1] and ε of y's shape."""
-        u = torch.rand(len(y), generator=generator, device=y.device, dtype=y.dtype)
+        """t (B,) in [t_min, 1], as `times` has it, and ε of y's shape."""
+        u = self.times.draw(len(y), y, generator)
         epsilon = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
         return self.t_min + (1 - self.t_min) * u, epsilon
 

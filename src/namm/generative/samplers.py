@@ -1,13 +1,13 @@
 """From noise to samples: ways to run the diffusion of `schedules` backwards.
 
-    reverse SDE     dy = −[½ β y + β score] dt + √β dw̄                        `EulerMaruyama` (the paper), `Ancestral`,
+    reverse SDE     dy = [f y − g² score] dt + g dw̄                           `EulerMaruyama` (the paper), `Ancestral`,
                                                                                `DPMSolver` where it is stochastic
-    reverse ODE     dy = −½ β [y + score] dt,  the same marginals              `DDIM`, `DPMSolver`, `UniPC`
+    reverse ODE     dy = [f y − ½ g² score] dt,  the same marginals            `DDIM`, `DPMSolver`, `UniPC`
 
-Each starts from N(0, I) at t = 1, comes down to t_min, and ends with a step to t = 0 that adds no noise. It is called
-with a process, whose `denoise` and `score` it may evaluate, and with the noise of its batch. Its coefficients are
-computed in float64, its state has the precision of the noise (float32 or better), and the process runs under whatever
-autocast the caller has set.
+with f = −½ β and g² = β for `VPSDE`. Each starts from N(0, (m² + s²) I) at the schedule's t_max, 1 for `VPSDE`, comes
+down to t_min, and ends with a step to t = 0 that adds no noise. It is called with a process, whose `denoise` and
+`score` it may evaluate, and with the noise of its batch. Its coefficients are computed in float64, its state has the
+precision of the noise (float32 or better), and the process runs under whatever autocast the caller has set.
 
 `Ancestral`, `DDIM` and `OfficialSteps` are tables of numbers, one `Step` for each evaluation of the denoiser:
 
@@ -29,14 +29,17 @@ from torch import Tensor
 
 from namm.errors import UsageError
 from namm.generative.base import SampleNoise
-from namm.generative.schedules import VPSDE
+from namm.generative.schedules import VPSDE, Schedule
 from namm.numerics import full_precision
 
 
 class Process(Protocol):
-    """A diffusion that can be run backwards from t = 1 to `t_min`; y_t (B, C, H, W), t (B,)."""
+    """A diffusion that can be run backwards to `t_min`; y_t (B, C, H, W), t (B,)."""
 
-    sde: VPSDE
+    @property
+    def sde(self) -> Schedule:
+        """The schedule."""
+
     t_min: float
 
     def denoise(self, y_t: Tensor, t: Tensor) -> Tensor:
@@ -69,27 +72,34 @@ variance below 1.9 %, even steps 4.7 %, the power 0.5 12 %."""
 
 
 def even_in_time(process: Process, steps: int) -> Tensor:
-    """`steps` times evenly spaced from 1 to t_min, then 0: (steps + 1,) in float64."""
-    times = torch.linspace(1, process.t_min, _checked(steps), dtype=torch.double)
+    """`steps` times evenly spaced from t_max to t_min, then 0: (steps + 1,) in float64."""
+    times = torch.linspace(process.sde.t_max, process.t_min, _checked(steps), dtype=torch.double)
     return torch.cat([times, times.new_zeros(1)])
 
 
 def even_in_noise(process: Process, steps: int, power: float = 1.0) -> Tensor:
-    """`steps` times from 1 to t_min, then 0, (steps + 1,) in float64: log(s/m) falls as uᵖ, u even in [0, 1].
+    """`steps` times from t_max to t_min, then 0, (steps + 1,) in float64: log(s/m) falls as uᵖ, u even in [0, 1].
 
     For few steps this spacing is far more accurate at small scales than even times: 25 steps of DPM-Solver++ on
     Gaussian data of variance 0.01 to 30 miss the standard deviation by less than 1 %, even times by up to 24 %.
     A power p below 1 takes large steps while there is much noise and small ones after.
     """
-    first, last = process.sde.noise_ratio(torch.tensor([1, process.t_min], dtype=torch.double)).log()
+    sde = process.sde
+    first, last = sde.noise_ratio(torch.tensor([sde.t_max, process.t_min], dtype=torch.double)).log()
     ratios = torch.lerp(first, last, torch.linspace(0, 1, _checked(steps), dtype=torch.double) ** power).exp()
-    return torch.cat([process.sde.time_of(ratios), ratios.new_zeros(1)])
+    return torch.cat([sde.time_of(ratios), ratios.new_zeros(1)])
 
 
 def _checked(steps: int) -> int:
     if steps < 2:
         raise UsageError(f"a sampler needs at least 2 steps, not {steps}.")
     return steps
+
+
+def start(process: Process, noise: Callable[[int], Tensor]) -> Tensor:
+    """The state at t_max, which is all noise, with the variance that standardised images have there: (B, C, H, W)."""
+    t = torch.tensor(process.sde.t_max, dtype=torch.double)
+    return float(process.sde.scale(t)) * noise(0)
 
 
 # Samplers that are tables of coefficients
@@ -128,7 +138,7 @@ class Steps(ABC):
     @torch.no_grad()
     def __call__(self, process: Process, noise: SampleNoise, tick: Callable[[], None] = _nothing) -> Tensor:
         """(B, C, H, W) at t = 0."""
-        y = noise(0)
+        y = start(process, noise)
         for k, step in enumerate(self.table(process)):
             y = step.without_noise(y, process.denoise(y, y.new_full((len(y),), step.t)))
             if step.noise > 0:
@@ -141,7 +151,7 @@ class Steps(ABC):
 class Ancestral(Steps):
     """DDPM (Ho et al. 2020): y(s) is drawn from q(y(s) | y(t), y(0) = D), in even steps; the last adds no noise.
 
-    With r = m(t)/m(s): mean (r s(s)² y(t) + m(s) (1 − r²) D) / s(t)² and variance (1 − r²) s(s)² / s(t)².
+    With r = m(t)/m(s) and a² = s(t)² − r² s(s)²: mean (r s(s)² y(t) + m(s) a² D) / s(t)² and variance a² s(s)² / s(t)².
     """
 
     steps: int = 1000
@@ -150,9 +160,9 @@ class Ancestral(Steps):
         """The coefficients of mean and standard deviation."""
         sde, table = process.sde, []
         for t, s in pairwise(even_in_time(process, self.steps)):
-            log_ratio = sde.log_mean(t) - sde.log_mean(s)
-            added, left, total = -torch.expm1(2 * log_ratio), sde.std(s).square(), sde.std(t).square()
-            denoised, state = sde.mean(s) * added / total, log_ratio.exp() * left / total
+            kept, added = sde.transition(s, t)
+            left, total = sde.std(s).square(), sde.std(t).square()
+            denoised, state = sde.mean(s) * added / total, kept * left / total
             table.append(_step(sde, t, denoised, state, (added * left / total).sqrt()))
         return table
 
@@ -175,7 +185,7 @@ class DDIM(Steps):
         """The coefficients with ε = (y(t) − m(t) D) / s(t)."""
         sde, table = process.sde, []
         for t, s in pairwise(even_in_noise(process, self.steps)):
-            added = -torch.expm1(2 * (sde.log_mean(t) - sde.log_mean(s)))
+            _, added = sde.transition(s, t)
             fresh = self.eta * (added.sqrt() * sde.std(s) / sde.std(t))
             kept = (sde.std(s).square() - fresh.square()).clamp(min=0).sqrt() / sde.std(t)
             table.append(_step(sde, t, sde.mean(s) - kept * sde.mean(t), kept, fresh))
@@ -196,6 +206,8 @@ class OfficialSteps(Steps):
     def table(self, process: Process) -> list[Step]:
         """Step i is at the i-th of even times from 1 to t_min, with the coefficients of index steps − 1 − i."""
         sde, times = process.sde, even_in_time(process, self.steps)[:-1]
+        if not isinstance(sde, VPSDE):
+            raise UsageError(f"OfficialSteps are those of VPSDE(), not of {sde}: take AncestralSteps or DDIMSteps.")
         ends = sde.beta_min / self.steps, sde.beta_max / self.steps
         if ends[1] >= 1:
             raise UsageError(f"OfficialSteps needs more than beta_max = {sde.beta_max:g} steps, not {self.steps}.")
@@ -211,7 +223,7 @@ class OfficialSteps(Steps):
         return [Step(*row) for row in torch.stack(columns, 1).tolist()]
 
 
-def _step(sde: VPSDE, t: Tensor, denoised: Tensor, state: Tensor, noise: Tensor) -> Step:
+def _step(sde: Schedule, t: Tensor, denoised: Tensor, state: Tensor, noise: Tensor) -> Step:
     return Step(*(float(number) for number in (t, sde.mean(t), sde.std(t), denoised, state, noise)))
 
 
@@ -220,20 +232,21 @@ def _step(sde: VPSDE, t: Tensor, denoised: Tensor, state: Tensor, noise: Tensor)
 
 @dataclass(frozen=True)
 class EulerMaruyama:
-    """The paper's: y ← y + [½ β y + β score] Δt + √(β Δt) z, in even steps."""
+    """The paper's: y ← y + [g² score − f y] Δt + g √Δt z, in even steps."""
 
     steps: int = 1000
 
     @torch.no_grad()
     def __call__(self, process: Process, noise: SampleNoise, tick: Callable[[], None] = _nothing) -> Tensor:
         """(B, C, H, W) at t = 0."""
-        times = even_in_time(process, self.steps)
-        rates = (-process.sde.beta(times[:-1]) * times.diff()).tolist()  # β Δt
-        y = noise(0)
-        for k, (t, rate) in enumerate(zip(times.tolist(), rates, strict=False)):
-            y = (1 + rate / 2) * y + rate * process.score(y, y.new_full((len(y),), t))
+        sde, times = process.sde, even_in_time(process, self.steps)
+        t, change = times[:-1], times.diff()  # −Δt
+        y = start(process, noise)
+        table = torch.stack([t, sde.drift(t) * change, -sde.diffusion(t) * change], 1).tolist()
+        for k, (t_k, growth, variance) in enumerate(table):
+            y = (1 + growth) * y + variance * process.score(y, y.new_full((len(y),), t_k))
             if k < self.steps - 1:
-                y = y + math.sqrt(rate) * noise(k + 1)
+                y = y + math.sqrt(variance) * noise(k + 1)
             tick()
         return y
 
@@ -287,17 +300,18 @@ def _run_scheduler(
 ) -> Tensor:
     """Run a multistep scheduler of diffusers in continuous time.
 
-    Index i of the scheduler is t = (i + 1)/1000. Since it knows whole indices only, its noise levels are then set to
-    those of `times`; it is fed D, so whatever the network predicts is converted in one place, by the process.
+    A scheduler knows a process by its s/m alone and takes it to preserve variance: its state is y(t) / √(m² + s²).
+    Since it counts times in whole numbers, its noise levels are set to those of `times`; it is fed D, so whatever the
+    network predicts is converted in one place, by the process.
     """
-    steps, betas = len(times) - 1, process.sde.discrete_betas().tolist()
-    scheduler = kind(trained_betas=betas, prediction_type="sample", final_sigmas_type="zero")
+    steps, scales = len(times) - 1, process.sde.scale(times).tolist()
+    scheduler = kind(prediction_type="sample", final_sigmas_type="zero")
     scheduler.set_timesteps(steps)
     scheduler.set_begin_index(0)
     scheduler.sigmas = process.sde.noise_ratio(times).float()
     y = noise(0)
-    for k, (t, index) in enumerate(zip(times.tolist(), scheduler.timesteps, strict=False)):
-        denoised = process.denoise(y, y.new_full((len(y),), t))
+    for k, (t, scale, index) in enumerate(zip(times.tolist(), scales, scheduler.timesteps, strict=False)):
+        denoised = process.denoise(scale * y, y.new_full((len(y),), t))
         options = {}
         if stochastic:  # the last step adds none, but without a value the scheduler would draw one
             options["variance_noise"] = noise(k + 1) if k < steps - 1 else torch.zeros_like(y)

@@ -27,7 +27,7 @@ from namm.errors import DataError, UsageError
 from namm.exact.certificate import Certificate
 from namm.generative import Mirrored
 from namm.generative.base import SampleNoise, evaluating, sample_in_batches, sampling_bar
-from namm.generative.samplers import DDIM, Ancestral, Process, Step, Steps
+from namm.generative.samplers import DDIM, Ancestral, Process, Step, Steps, start
 from namm.inverse.guidance import DPSGuidance, Evidence, Guess, Guidance, LikelihoodGuidance
 from namm.inverse.noise import GaussianNoise
 from namm.inverse.operators import Operator
@@ -98,7 +98,7 @@ def reverse(
     tick: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """One batch from noise to t = 0, standardised: (B, C, H, W). Samples that diverge are NaN and touch no other."""
-    y = noise(0)
+    y = start(model, noise)
     alive = _bounded(y)
     for k, step in enumerate(steps.table(model)):
         y = guided_step(y, step, model, to_data, guidance, evidence)

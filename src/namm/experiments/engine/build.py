@@ -38,13 +38,18 @@ from namm.generative import (
     DPMSolver,
     Epsilon,
     EulerMaruyama,
+    Flow,
+    LogitNormalTimes,
     NCSNpp,
+    Straight,
     UNet,
+    UniformTimes,
     UniPC,
     Velocity,
 )
 from namm.generative.samplers import Sampler
 from namm.generative.schedules import Prediction
+from namm.generative.times import Times
 from namm.maps import ICNN, MirrorMap, ResNet, RuleNet
 from namm.numerics import fold
 from namm.training.objectives import (
@@ -67,7 +72,8 @@ NOISES: dict[str, Callable[[float], Noise]] = {
     "model-fixed": FixedModelErrors,
 }
 REGULARISERS: dict[str, Regulariser] = {"gradient": gradient_regulariser, "identity": identity_regulariser}
-PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v": Velocity()}
+PREDICTIONS: dict[str, Prediction] = {"epsilon": Epsilon(), "v": Velocity(), "flow": Flow()}
+TIMES: dict[str, Times] = {"uniform": UniformTimes(), "logit-normal": LogitNormalTimes()}
 SAMPLERS: dict[str, Callable[[int], Sampler]] = {
     "euler-maruyama": EulerMaruyama,
     "ancestral": Ancestral,
@@ -167,13 +173,15 @@ def diffusion(
     network: NetworkSettings, process: DiffusionSettings, shape: tuple[int, int, int], seed: int
 ) -> Diffusion:
     """The score model of images of `shape`, with its first weights."""
+    straight = process.schedule == "straight"
     with _seeded(seed):
         return Diffusion(
             score_network(network, shape),
             shape,
             prediction=PREDICTIONS[process.prediction],
             t_min=process.t_min,
-            sde=VPSDE(process.beta_min, process.beta_max),
+            sde=Straight() if straight else VPSDE(process.beta_min, process.beta_max),
+            times=TIMES[process.times],
         )
 
 

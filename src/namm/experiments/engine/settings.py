@@ -143,14 +143,27 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class DiffusionSettings:
-    """The variance-preserving diffusion."""
+    """How images turn into noise: the paper's variance-preserving `vp`, or on `straight` paths (flow matching)."""
 
+    schedule: Literal["vp", "straight"] = "vp"
     beta_min: float = 0.1
+    """Vp, as below."""
     beta_max: float = 20.0
     t_min: float = 1e-3
     """Smallest time, in training and in sampling."""
-    prediction: Literal["epsilon", "v"] = "epsilon"
-    """What the network predicts."""
+    prediction: Literal["epsilon", "v", "flow"] = "epsilon"
+    """What the network predicts: the noise, with `vp` also v, with `straight` also the flow."""
+    times: Literal["uniform", "logit-normal"] = "uniform"
+    """How times are drawn in training: all alike, or mostly those between image and noise."""
+
+    def __post_init__(self) -> None:
+        needed = {"v": "vp", "flow": "straight"}.get(self.prediction, self.schedule)
+        if needed != self.schedule:
+            other = {"vp": "v", "straight": "flow"}[self.schedule]
+            raise UsageError(
+                f"prediction {self.prediction} needs schedule {needed}; with schedule {self.schedule} take prediction "
+                f"{other} or epsilon."
+            )
 
 
 def score_training(budget: str) -> TrainSettings:

@@ -70,6 +70,8 @@ NEW: dict[str, tuple[Any, ...]] = {
     "depth": (8,),
     "heads": (4,),
     "patch": (4,),
+    "schedule": ("vp",),
+    "times": ("uniform",),
 }
 """Settings that version 0.1 did not have, and the values, one per part that has the name, that mean what it did."""
 
@@ -83,11 +85,11 @@ def without_new_defaults(values: Any) -> Any:
 
 
 def as_meant_by_0_1(content: dict[str, Any]) -> dict[str, Any]:
-    """A whole file of version 0.1 with what its map and its network did; any other file as it is.
+    """A whole file of version 0.1 with what its map, network and diffusion did; any other file as it is.
 
     What a file leaves out is taken from the preset, and presets may have other ones now.
     """
-    return _with_network_of_0_1(_with_map_of_0_1(content))
+    return _with_diffusion_of_0_1(_with_network_of_0_1(_with_map_of_0_1(content)))
 
 
 def _with_map_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +113,15 @@ def _with_network_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
     if "kind" in network or not {"filters", "multipliers", "unshuffle"} <= network.keys():
         return content
     return {**content, "mdm": {**mdm, "network": {**network, "kind": "ncsnpp"}}}
+
+
+def _with_diffusion_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
+    mdm = content.get("mdm")
+    if not isinstance(mdm, Mapping) or not isinstance(diffusion := mdm.get("diffusion"), Mapping):
+        return content
+    if "schedule" in diffusion or not {"beta_min", "beta_max", "t_min"} <= diffusion.keys():
+        return content
+    return {**content, "mdm": {**mdm, "diffusion": {**diffusion, "schedule": "vp", "times": "uniform"}}}
 
 
 def digest(value: Any) -> str:
