@@ -333,7 +333,7 @@ def test_parts_that_cannot_be_saved_are_refused(parts):
         NAMMPipeline.from_parts(make_model(model.network, OwnPrediction()), mirror, RULE)
     with pytest.raises(UsageError, match=r"schedules VPSDE\(\) and Straight\(\), not OwnSchedule"):
         NAMMPipeline.from_parts(make_model(model.network, sde=OwnSchedule()), mirror, RULE)
-    with pytest.raises(UsageError, match="needs a function"):
+    with pytest.raises(UsageError, match="a function of images"):
         NAMMPipeline.from_parts(model, mirror, None)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import namm
 from namm.errors import DataError, RunFolderError, UsageError
-from namm.generative import DDIM, Consistency, Diffusion, Mirrored, Velocity
+from namm.generative import DDIM, Consistency, Diffusion, Flow, Mirrored, Straight, Velocity
 from namm.generative.base import DrawsNoise, GenerativeModel
 from namm.generative.consistency import Jumps
 from namm.maps import IdentityMap, MirrorMap
@@ -202,6 +202,27 @@ def test_exact_jumps_give_the_right_distribution(steps):
     y = model.sample(20_000, steps=steps, batch_size=20_000, generator=0, progress=False).flatten(1)
     assert torch.allclose(y.mean(0), MEAN.double(), atol=0.03)
     assert torch.allclose(torch.cov(y.T), COVARIANCE.double(), atol=0.03)
+
+
+class StraightJump(nn.Module):
+    """The same for y(t) = (1 − t) y + t ε, whose F is y(t) − t output."""
+
+    def forward(self, y_t, t):
+        t, y = t.reshape(-1, 1).double(), y_t.flatten(1).double()
+        along = (y - (1 - t) * GAUSSIAN.mean) @ GAUSSIAN.axes
+        end = along * (GAUSSIAN.variances / ((1 - t) ** 2 * GAUSSIAN.variances + t**2)).sqrt()
+        return ((y - GAUSSIAN.mean - end @ GAUSSIAN.axes.T) / t).reshape(y_t.shape).to(y_t.dtype)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_jumps_along_straight_paths_give_the_right_distribution(steps):
+    teacher = Diffusion(StraightJump(), (1, 1, 2), prediction=Flow(), sde=Straight())
+    teacher.fit_statistics(torch.tensor([[-1.0, 1.0]]).reshape(2, 1, 1, 1).expand(2, 1, 1, 2))
+    model = Consistency(teacher)
+    assert Jumps(steps).table(model.student)[0].t == Straight().t_max
+    y = model.sample(20_000, steps=steps, batch_size=4000, generator=0, progress=False).flatten(1)
+    assert torch.allclose(y.mean(0), MEAN, atol=0.03)
+    assert torch.allclose(y.T.cov(), COVARIANCE, atol=0.03)
 
 
 def test_times_of_the_evaluations():
