@@ -130,7 +130,7 @@ def state_of(module):
         flat.gather()
         optimiser.step()
 
-    return TrainingState(module, flat, optimiser, 0.9), step
+    return TrainingState(module, flat, [optimiser], 0.9), step
 
 
 def test_moments_are_kept_for_each_weight_whatever_its_layout():
