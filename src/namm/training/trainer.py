@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from torch import Tensor
+from torch import Tensor, nn
 
 from namm.clock import clock
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe, in_chunks, to_tensor
@@ -151,6 +151,7 @@ def train(
         check_images(images)
     for images, held_out in zip(data, validation or (), strict=False):
         check_held_out(held_out, images)
+    kinds(settings, objective, trainable(objective))  # an optimiser that has nothing to work on says so
     place = Path(folder) if folder is not None else None
     log_with = (installed_trackers() or None) if place else None
     cpu = not torch.cuda.is_available()
@@ -170,6 +171,11 @@ def train(
             objective, data, settings, validation, place, accelerator, after_step, watch, frozenset(snapshots), title
         )
         return trainer.run(progress)
+
+
+def trainable(objective: Objective) -> list[nn.Parameter]:
+    """What a training changes."""
+    return [p for p in objective.parameters() if p.requires_grad]
 
 
 @contextmanager
@@ -227,7 +233,7 @@ class Trainer:
             order = Order(images.shape[0], s.batch_size, seed, rank=self.rank, world=self.world)
             self.sources.append(batches(images, order, self.device, step_memory(objective)))
         objective.to(self.device).train()
-        weights = [p for p in objective.parameters() if p.requires_grad]
+        weights = trainable(objective)
         if not weights:
             raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
         self.dtype = weights[0].dtype
