@@ -74,7 +74,7 @@ class TrainSettings:
             (
                 "averages",
                 len({self.ema_decay, *self.averages}) == 1 + len(self.averages),
-                f"differ from each other and from ema_decay, {self.ema_decay},",
+                f"differ from each other and from ema_decay {self.ema_decay}",
             ),
             ("optimiser", self.optimiser in get_args(Optimiser), f"be one of {', '.join(get_args(Optimiser))}"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "be 0 or more, and finite"),
