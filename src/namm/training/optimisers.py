@@ -20,8 +20,8 @@ end between 0.68 and 1.21: the coefficients are made to lift small ones fast, no
 
 Which weights are matrices. That of a linear layer or a convolution (out × in × window, flattened to out × rest) with at
 least 16 channels on either side. Layers that read or write images usually have fewer; they, biases, gains, embeddings
-and parameters that belong to no such layer are updated as by AdamW. Decay is for weights of two axes or more: biases and
-gains have none.
+and parameters that belong to no such layer are updated as by AdamW. Decay is for weights of two axes or more: biases
+and gains have none.
 
 All matrices of one shape lie in one vector and are made orthogonal by one batched product. These products, and every
 update, come after the part of a step that is recorded as a CUDA graph (`Trainer._gradients`): the rate, a number of
