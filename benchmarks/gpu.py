@@ -20,6 +20,8 @@ warm-ups are then those of a warm cache.
 Comparisons with a baseline of the same run, where `--only` names them:
 
     update              all weights updated as one vector, against Adam on each of them; also without a GPU
+    muon                Muon's update, all matrices of a shape at once, against torch's, one by one, and against Adam's;
+                        also without a GPU
     closed-form         g in closed form, against autograd of its potential; also without a GPU
     recorded            the score network recorded with our kernels, against compiled by torch
     implicit-step       an implicit step of ℓ in one kernel, against a kernel for every sweep

@@ -29,6 +29,9 @@ from namm.generative import Mirrored
 from namm.inverse import DDIMSteps, DPSGuidance, GaussianNoise, sample_posterior
 from namm.maps import ICNN
 from namm.simulators.burgers import crank_nicolson, euler
+from namm.training.optimisers import build as build_optimisers
+from namm.training.optimisers import kinds
+from namm.training.settings import TrainSettings
 from namm.training.state import FlatWeights
 from namm.training.train_model import ModelObjective
 from namm.training.trainer import train
@@ -85,15 +88,41 @@ def update(bench: Bench) -> Iterator[Comparison]:
     s = bench.settings("burgers", "paper")
     for name, network in (("score network", score_model(s)), ("maps", untrained_mirror(s))):
         weights = [p for p in network.to(bench.device).parameters() if p.requires_grad]
-        theirs = 1e3 * bench.seconds(_updates(weights, None))
-        ours = 1e3 * bench.seconds(_updates(weights, FlatWeights(weights)))
+        theirs = 1e3 * bench.seconds(_updates(weights, [torch.optim.Adam(weights, fused=True)]))
+        flat = FlatWeights(weights)
+        ours = 1e3 * bench.seconds(_updates(weights, [torch.optim.Adam(flat.vectors, fused=True)], flat))
         yield Comparison(f"update of the {name}, {len(weights)} tensors", "ms", ours, "one by one", theirs)
 
 
-def _updates(weights: Sequence[nn.Parameter], flat: FlatWeights | None) -> Callable[[], None]:
+def muon(bench: Bench) -> Iterator[Comparison]:
+    """Muon's update of the score network, all matrices of a shape at once, against torch's and against Adam's."""
+    network = score_model(bench.settings("burgers", "paper")).to(bench.device)
+    weights = [p for p in network.parameters() if p.requires_grad]
+    settings = TrainSettings(optimiser="muon")
+    found = kinds(settings, network, weights)
+    pairs = [
+        (nn.Parameter(weight.detach().reshape(kind.matrix or weight.shape).clone()), kind.matrix is not None)
+        for weight, kind in zip(weights, found, strict=True)
+    ]
+    matrices, others = ([weight for weight, is_matrix in pairs if is_matrix == wanted] for wanted in (True, False))
+    apart = [torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw"), torch.optim.AdamW(others, fused=True)]
+    one_by_one = 1e3 * bench.seconds(_updates([*matrices, *others], apart))
+    flat = FlatWeights(weights, found)
+    ours = 1e3 * bench.seconds(_updates(weights, build_optimisers(settings, flat, bench.device), flat))
+    flat.release()
+    flat = FlatWeights(weights)
+    adam = 1e3 * bench.seconds(_updates(weights, [torch.optim.Adam(flat.vectors, fused=True)], flat))
+    what = f"Muon's update of the score network, {len(matrices)} matrices"
+    yield Comparison(what, "ms", ours, "torch's", one_by_one)
+    yield Comparison(what, "ms", ours, "Adam's", adam)
+
+
+def _updates(
+    weights: Sequence[nn.Parameter], optimisers: Sequence[torch.optim.Optimizer], flat: FlatWeights | None = None
+) -> Callable[[], None]:
     """An update that is warm: of each weight, or of all of them as the vectors of `flat`."""
-    gradients, updated = [torch.randn_like(w) for w in weights], weights if flat is None else flat.vectors
-    optimiser = torch.optim.Adam(updated, fused=True)
+    gradients = [torch.randn_like(w) for w in weights]
+    updated = weights if flat is None else flat.vectors
 
     def step() -> None:
         for weight, gradient in zip(weights, gradients, strict=True):
@@ -101,7 +130,8 @@ def _updates(weights: Sequence[nn.Parameter], flat: FlatWeights | None) -> Calla
         if flat is not None:
             flat.gather()
         torch.nn.utils.clip_grad_norm_(updated, 1.0)
-        optimiser.step()
+        for optimiser in optimisers:
+            optimiser.step()
 
     step()
     return step
@@ -320,6 +350,7 @@ def mmd_child(bench: Bench, method: str, n: str, size: str) -> dict[str, float]:
 
 SECTIONS: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
     "update": update,
+    "muon": muon,
     "closed-form": closed_form,
     "recorded": recorded,
     "implicit-step": implicit_step,

@@ -44,11 +44,15 @@ def in_two(x: Tensor) -> Tensor:
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
     """bfloat16 where `precision` asks for it, and nowhere else."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=uses_bf16(precision, device))
+
+
+def uses_bf16(precision: Precision, device: torch.device) -> bool:
+    """Whether `precision` asks for bfloat16 on `device`."""
     if precision not in get_args(Precision):
         raise UsageError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}.")
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    bf16 = precision == "bf16" or (precision == "auto" and has_bf16)
-    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+    return precision == "bf16" or (precision == "auto" and has_bf16)
 
 
 @contextmanager

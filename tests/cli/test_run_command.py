@@ -68,6 +68,23 @@ def test_run_list_status(namm, tmp_path):
         assert [state for stage, state in rows.items() if stage.startswith("map.")] == ["aside"]
 
 
+def test_optimiser_and_averages_are_options(namm, tmp_path):
+    """The map's and the model's; each average of the model is a file, and its validation loss is in the record."""
+    network = [f"--mdm.network.{option}" for option in ("filters=16", "multipliers=1", "blocks=1", "unshuffle=2")]
+    muon = ["--mdm.train.optimiser", "muon", "--mdm.train.budget", "2 steps", "--mdm.train.averages", "0.5", "0.9"]
+    adamw = ["--map.train.optimiser", "adamw", "--map.train.weight-decay", "0.1"]
+    code, out, _ = namm("run", "periodic", "--until", "mdm", "--force", *SHORT, *network, *muon, *adamw)
+    assert code == 0, out
+    folder = tmp_path / "runs" / "periodic"
+    training = folder / "mdm" / "training"
+    assert {path.name for path in training.glob("model*")} == {f"model{d}.safetensors" for d in ("", "-0.5", "-0.9")}
+    kept = json.loads((training / "settings.json").read_text())["settings"]
+    assert (kept["optimiser"], kept["averages"]) == ("muon", [0.5, 0.9])
+    assert json.loads((folder / "map" / "training" / "settings.json").read_text())["settings"]["weight_decay"] == 0.1
+    results = json.loads((folder / "mdm" / "stage.json").read_text())["results"]
+    assert results.keys() >= {"val/loss", "val@0.5/loss", "val@0.9/loss"}
+
+
 def test_settings_of_a_run_are_read_back(namm, tmp_path):
     namm("run", "periodic", "--until", "data", *SHORT, "--data.seed", "3")
     code, out, _ = namm("run", "--config", "runs/periodic/settings.yaml", "--until", "data")

@@ -115,7 +115,15 @@ def bench(gpu):
 
 
 ROWS = {
-    **{"update": 2, "closed-form": 2, "recorded": 3, "implicit-step": 4, "warm-up": 4, "posterior-memory": 2},
+    **{
+        "update": 2,
+        "muon": 2,
+        "closed-form": 2,
+        "recorded": 3,
+        "implicit-step": 4,
+        "warm-up": 4,
+        "posterior-memory": 2,
+    },
     **{"forward-euler": 1, "mmd": 3},
 }
 

@@ -71,7 +71,9 @@ def test_equal_compute_by_hand(records):
     assert equal_compute(settings, settings, records[0], records[1:]).budget == "60 steps"
 
 
-@pytest.mark.parametrize("change", [{"batch_size": 4}, {"precision": "fp32"}, {"compile": True}])
+@pytest.mark.parametrize(
+    "change", [{"batch_size": 4}, {"precision": "fp32"}, {"compile": True}, {"optimiser": "muon"}, {"averages": (0.5,)}]
+)
 def test_where_steps_cost_something_else_the_budget_is_time(records, change):
     settings = TrainSettings(batch_size=8)
     amount, unit = equal_compute(replace(settings, **change), settings, records[0], records).budget.split()

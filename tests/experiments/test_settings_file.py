@@ -13,6 +13,7 @@ from namm.experiments.engine.settings import with_seed
 from namm.experiments.engine.settings_file import changes, digest, from_yaml, plain, read_yaml, to_yaml
 from namm.experiments.engine.stages import STAGES, stage_keys, stages_until
 from namm.experiments.presets import EXPERIMENTS, find, preset
+from namm.training.settings import LATER
 
 ALL = [(experiment, name) for experiment in EXPERIMENTS for name in find(experiment).presets]
 
@@ -235,6 +236,45 @@ def test_a_prediction_of_another_schedule_is_refused(schedule, prediction, other
     text = f"experiment: burgers\nmdm: {{diffusion: {{schedule: {schedule}, prediction: {prediction}}}}}"
     with pytest.raises(UsageError, match=f"with schedule {schedule} take prediction {other} or epsilon"):
         from_yaml(text)
+
+
+LATER_CHANGES = [{"optimiser": "adamw"}, {"optimiser": "muon", "weight_decay": 0.1}, {"averages": (0.5, 0.9)}]
+
+
+@pytest.mark.parametrize("stage", ["map", "mdm", "finetune", "dm", "repair", "vae", "mvae"])
+@pytest.mark.parametrize("changed", LATER_CHANGES)
+def test_the_keys_of_trainings_by_adam_stand_and_others_have_others(stage, changed):
+    s = preset("burgers").settings
+    name = {"repair": "finetune", "mvae": "vae"}.get(stage, stage)
+    trainings = [STAGES[stage].part(each) for each in (s, with_training(s, name, changed))]
+    kept, other = (each["finetune"]["train"] if stage == "repair" else each["train"] for each in trainings)
+    assert not kept.keys() & LATER.keys()
+    assert other == kept | plain_values(changed)
+    assert stage in changed_stages(s, with_training(s, name, changed))
+
+
+def with_training(settings, name, changed):
+    part = getattr(settings, name)
+    return replace(settings, **{name: replace(part, train=replace(part.train, **changed))})
+
+
+def plain_values(values):
+    return {name: plain(value) for name, value in values.items()}
+
+
+def test_a_file_without_an_optimiser_means_adam_whatever_its_preset_has_now(monkeypatch):
+    old = preset("burgers")
+    content = yaml.safe_load(to_yaml(old))
+    for part in ("map", "mdm", "finetune", "dm", "vae"):
+        for name in LATER:
+            del content[part]["train"][name]
+    now = old.settings
+    for name in ("map", "mdm"):
+        now = with_training(now, name, {"optimiser": "muon", "averages": (0.5,)})
+    monkeypatch.setattr(settings_file, "preset", lambda *_: replace(old, settings=now))
+    assert from_yaml(yaml.safe_dump(content)).settings == old.settings
+    part = from_yaml("experiment: burgers\nmdm: {train: {batch_size: 8}}").settings.mdm.train
+    assert (part.optimiser, part.batch_size) == ("muon", 8)  # a few lines of a person's own
 
 
 def test_a_stage_is_reached_through_what_it_needs_and_nothing_else():

@@ -1,6 +1,7 @@
 """`train_model`: it learns the exact score, keeps what it learned, and refuses what cannot work."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ from oracles import Gaussian, exact_diffusion
 from safetensors.torch import load_file
 from torch import nn
 
-from namm.errors import DataError, RunFolderError, UsageError
+from namm.errors import CheckpointError, DataError, RunFolderError, UsageError
 from namm.generative.diffusion import Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.generative.samplers import UniPC
@@ -18,7 +19,8 @@ from namm.generative.schedules import Epsilon, Velocity
 from namm.maps import IdentityMap, MirrorMap
 from namm.training import checkpoint
 from namm.training.settings import TrainSettings
-from namm.training.train_model import ModelObjective, mirror_images, train_model
+from namm.training.train_model import ModelObjective, load_model, mirror_images, train_model
+from namm.training.trainer import validate
 
 MEAN = torch.tensor([3.0, -2.0])
 COVARIANCE = torch.tensor([[4.0, 2.4], [2.4, 2.0]])
@@ -170,6 +172,31 @@ def test_statistics_come_back_from_the_folder(tmp_path, monkeypatch):
     for other in (again, loaded):
         assert all(torch.equal(t, diffusion.state_dict()[name]) for name, t in other.state_dict().items())
     assert float(again.mean) != 0
+
+
+def test_every_average_is_a_model_of_its_own(tmp_path):
+    """Whole, with statistics: its validation loss is the one that was reported for it."""
+    settings = replace(QUICK, ema_decay=0.3, averages=(0.5, 0.6), validations=1)
+    data, diffusion = pairs(40), model()
+    chosen = {"settings": settings, "validation": data[:10], "folder": tmp_path, "progress": False}
+    result = train_model(diffusion, data, IdentityMap(), **chosen)
+    y, found = (mirror_images(IdentityMap(), data[:10], torch.device("cpu")),), []
+    for decay in (None, *settings.averages):
+        loaded = model()
+        load_model(loaded, tmp_path, decay)
+        assert torch.equal(loaded.scale, diffusion.scale)
+        if decay is not None:
+            assert all(torch.equal(t, loaded.state_dict()[name]) for name, t in result.averages[decay].items())
+        found.append(validate(ModelObjective(loaded), y, settings, torch.device("cpu"), torch.float32)["val/loss"])
+    assert found == [result.losses[name] for name in ("val/loss", "val@0.5/loss", "val@0.6/loss")]
+    assert len(set(found)) == 3
+    with pytest.raises(CheckpointError, match=r"model-0.9.safetensors is not there: 0.9 is none of the averages"):
+        load_model(model(), tmp_path, 0.9)
+    (tmp_path / "model-0.5.safetensors").unlink()
+    train_model(model(), data, IdentityMap(), **chosen)
+    again = model()
+    load_model(again, tmp_path, 0.5)
+    assert torch.equal(again.network.layers[0].weight, result.averages[0.5]["network.layers.0.weight"])
 
 
 @pytest.mark.parametrize(

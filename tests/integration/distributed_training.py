@@ -1,6 +1,7 @@
 """A training in float64 on however many processes torchrun starts: distributed_training.py FOLDER."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,11 @@ def main(folder: Path) -> None:
     chosen = {"noise": UniformNoise(0.1), "weights": Weights(), "settings": settings, "progress": False}
     train_map(mirror, data, Periodic(), **chosen, validation=data[:6], folder=folder / "run")
     save_file(mirror.state_dict(), folder / f"rank{rank}.safetensors")
+    wide = MirrorMap(ICNN(layers=1, filters=4), ResNet(filters=16, blocks=1, dropout=0.0)).double()
+    chosen |= {"settings": replace(settings, optimiser="muon", budget="8 steps", averages=(0.1,))}
+    trained = train_map(wide, data, Periodic(), **chosen, validation=data[:6], folder=folder / "muon")
+    average = {f"average/{name}": tensor for name, tensor in trained.averages[0.1].items()}
+    save_file(wide.state_dict() | average, folder / f"muon{rank}.safetensors")
     processes.wait_for_everyone()
     processes.destroy_process_group()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from namm.errors import UsageError
-from namm.training.settings import Budget, TrainSettings, evenly, learning_rate
+from namm.training.settings import LATER, Budget, TrainSettings, evenly, learning_rate
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,11 @@ def test_bad_budgets_are_refused(text):
         ("warmup_steps", -5),
         ("betas", (1.5, 0.9)),
         ("validations", -1),
+        ("optimiser", "sgd"),
+        ("averages", (0.9, 1.0)),
+        ("averages", (0.9, 0.9)),
+        ("averages", (0.999,)),  # that of ema_decay
+        ("weight_decay", 0.1),  # Adam has none
     ],
 )
 def test_settings_out_of_range_are_named(setting, value):
@@ -78,8 +83,19 @@ def test_no_milestones():
     assert evenly(0, 10) == frozenset()
 
 
-@pytest.mark.parametrize("change", [{"batch_size": 3}, {"precision": "fp32"}, {"compile": True}])
+LATER_CHANGES = [{"optimiser": "muon"}, {"averages": (0.5,)}]
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 3}, {"precision": "fp32"}, {"compile": True}, *LATER_CHANGES])
 def test_a_step_costs_the_same_unless_its_work_differs(change):
     settings = TrainSettings()
     assert settings.same_step(replace(settings, budget="9 steps", learning_rate=1.0, seed=5))
     assert not settings.same_step(replace(settings, **change))
+
+
+def test_settings_that_came_later_are_told_only_where_they_differ():
+    """The records of earlier trainings, and the keys of runs, know none of them."""
+    assert {name: getattr(TrainSettings(), name) for name in LATER} == LATER
+    assert not TrainSettings().identity().keys() & LATER.keys()
+    changed = TrainSettings(optimiser="muon", weight_decay=0.1, averages=(0.5,)).identity()
+    assert {name: changed[name] for name in LATER} == {"optimiser": "muon", "weight_decay": 0.1, "averages": (0.5,)}

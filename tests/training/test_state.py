@@ -39,6 +39,19 @@ def test_weights_stay_as_they_are_and_begin_at_wide_pieces_of_memory(shapes):
     assert float(vector.double().square().sum()) == pytest.approx(kept)  # nothing overlaps, and zeros lie between
 
 
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([torch.float32, torch.float64])), min_size=1))
+def test_weights_of_one_kind_and_dtype_share_a_vector(labels):
+    weights = [nn.Parameter(torch.full((k + 1,), float(k), dtype=dtype)) for k, (_, dtype) in enumerate(labels)]
+    flat = FlatWeights(weights, [kind for kind, _ in labels])
+    assert list(zip(flat.kinds, [v.dtype for v in flat.vectors], strict=True)) == list(dict.fromkeys(labels))
+    assert sum(flat.counts) == len(labels)
+    for k, (weight, label) in enumerate(zip(weights, labels, strict=True)):
+        vector = flat.vectors[flat.vector_of(k)]
+        assert (flat.kinds[flat.vector_of(k)], vector.dtype) == label
+        assert weight.untyped_storage().data_ptr() == vector.untyped_storage().data_ptr()
+        assert torch.equal(flat.view(k, vector), torch.full((k + 1,), float(k), dtype=label[1]))
+
+
 def test_gradients_that_were_not_finite_leave_no_trace():
     weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5))]
     flat = FlatWeights(weights)
@@ -130,7 +143,7 @@ def state_of(module):
         flat.gather()
         optimiser.step()
 
-    return TrainingState(module, flat, optimiser, 0.9), step
+    return TrainingState(module, flat, [optimiser], 0.9), step
 
 
 def test_moments_are_kept_for_each_weight_whatever_its_layout():
@@ -191,6 +204,20 @@ def test_moving_average_against_the_recursion():
         expected = d * expected + (1 - d) * math.sin(n)
     assert torch.allclose(ema.average["weight"], torch.full((3,), expected), atol=1e-6)
     assert ema.average["counter"] == 200
+
+
+def test_several_averages_in_closed_form():
+    """Of a weight that is 0 and then 1 for N steps: 1 − Π d_n, where Π (1 + n)/(10 + n) is 1 / (N+9 choose 9)."""
+    module = nn.Linear(1, 1, bias=False).double()
+    nn.init.zeros_(module.weight)
+    state = TrainingState(module, FlatWeights(weights_of(module)), [], 0.05, (0.1, 0.99999))
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    for n in range(7):
+        state.average(n)
+    assert state.ema.average["weight"].item() == pytest.approx(1 - 0.05**7, rel=1e-15)
+    assert state.averages[0.1].average["weight"].item() == pytest.approx(1 - 0.1**7, rel=1e-15)
+    assert state.averages[0.99999].average["weight"].item() == pytest.approx(1 - 1 / math.comb(16, 9), rel=1e-14)
 
 
 def test_applied_average_is_taken_back():

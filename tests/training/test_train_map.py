@@ -283,14 +283,32 @@ def test_finetuning_can_be_repeated_in_one_process(tmp_path):
 
 def test_weights_of_checkpoints_and_milestones_can_be_loaded(tmp_path):
     trained = small()
-    settings = TrainSettings(**{**QUICK.__dict__, "milestones": 2})
-    train_map(trained, cells(16), Periodic(), settings=settings, folder=tmp_path, progress=False)
+    settings = TrainSettings(**{**QUICK.__dict__, "milestones": 2, "averages": (0.5,)})
+    result = train_map(trained, cells(16), Periodic(), settings=settings, folder=tmp_path, progress=False)
     for path in (sorted(tmp_path.glob("checkpoints/*"))[-1], sorted(tmp_path.glob("milestones/*"))[-1]):
         mirror = small()
         load_weights(mirror, path)
         assert all(torch.equal(a, b) for a, b in zip(mirror.parameters(), trained.parameters(), strict=True))
     with pytest.raises(CheckpointError, match="not of this map"):
         load_weights(MirrorMap(nn.Identity(), nn.Identity()), path)
+    mirror, newest = small(), sorted(tmp_path.glob("checkpoints/*"))[-1]
+    load_weights(mirror, newest, decay=0.5)
+    assert result.averages[0.5].keys() == mirror.state_dict().keys() - {"g.bias"}  # which is not trained
+    assert all(torch.equal(mirror.state_dict()[name], tensor) for name, tensor in result.averages[0.5].items())
+    assert not torch.equal(mirror.f.tail.weight, trained.f.tail.weight)
+    with pytest.raises(CheckpointError, match="it holds no map at all"):
+        load_weights(mirror, newest, decay=0.9)
+
+
+def test_muon_trains_f_and_keeps_g_in_its_cone():
+    mirror = MirrorMap(ICNN(layers=1, filters=16), ResNet(filters=16, blocks=1, dropout=0.0, normalisation="none"))
+    settings = replace(QUICK, optimiser="muon", learning_rate=1e-2)
+    found = [
+        train_map(mirror, cells(32, 8), Periodic(), settings=replace(settings, budget=budget), progress=False)
+        for budget in ("1 steps", "30 steps")
+    ]
+    assert found[1].losses["loss"] < 0.8 * found[0].losses["loss"]
+    assert min(mirror.g.hidden.min(), mirror.g.output.min()) >= 0
 
 
 def at_most_2(x):

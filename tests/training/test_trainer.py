@@ -337,7 +337,106 @@ def test_any_number_of_shapes_can_be_compiled_in_a_process():
             assert result.steps == 1
 
 
+# Optimisers and averages
+
+
+class Layers(Mean):
+    """Weights of every kind: a matrix, biases, a gain and what belongs to no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm = nn.Linear(16, 16), nn.LayerNorm(4)
+        self.first, self.last = nn.Linear(4, 16), nn.Linear(16, 4)
+
+    def forward(self, *tensors):
+        h = self.last(torch.tanh(self.layer(torch.tanh(self.first(tensors[0].flatten(1))))))
+        losses = super().forward(*tensors)
+        return losses | {"loss": losses["loss"] + (self.norm(h) - tensors[0].flatten(1)).square().mean()}
+
+
+class StopsInLayers(StopsAt, Layers):
+    """The same, stopped in the middle of a given step."""
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw", "muon"])
+def test_every_optimiser_learns_and_goes_on_to_the_same_bits(tmp_path, optimiser):
+    chosen = {"settings": settings(optimiser=optimiser, averages=(0.5, 0.99), checkpoint_seconds=1000.0)}
+    chosen["validation"] = (DATA[0][:20],)
+    plain, whole = fit(Layers(), folder=tmp_path / "whole", **chosen)
+    with pytest.raises(Interrupted, match="step 17 of 40"):
+        fit(StopsInLayers(17), folder=tmp_path / "stopped", **chosen)
+    resumed, result = fit(Layers(), folder=tmp_path / "stopped", **chosen)
+    kept = [checkpoint.CheckpointFolder(tmp_path / name / "checkpoints").latest() for name in ("whole", "stopped")]
+    assert kept[0].tensors.keys() == kept[1].tensors.keys()
+    for name, tensor in kept[0].tensors.items():
+        assert torch.equal(tensor, kept[1].tensors[name]), name
+    assert ("optimiser/1/momentum" in kept[0].tensors) == (optimiser == "muon")
+    assert ("optimiser/1/exp_avg_sq" in kept[0].tensors) == (optimiser != "muon")
+    for name, tensor in resumed.state_dict().items():
+        assert torch.equal(tensor, plain.state_dict()[name])
+    assert result.losses == whole.losses
+    first = read_metrics(tmp_path / "whole" / "metrics.jsonl")[0]
+    assert result.losses["val/loss"] < 0.6 * first["loss"]
+
+
+def test_an_optimiser_without_work_is_refused_before_the_folder_is_taken(tmp_path):
+    with pytest.raises(UsageError, match="muon has nothing to work on"):
+        fit(folder=tmp_path / "new", settings=settings(optimiser="muon"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_each_optimiser_goes_its_own_way():
+    ends = [fit(Layers(), settings=settings(optimiser=name))[0].layer.weight for name in ("adam", "adamw", "muon")]
+    assert not any(torch.equal(ends[k], ends[k - 1]) for k in range(3))
+
+
+def test_averages_are_reported_and_kept_and_none_is_chosen(tmp_path):
+    """That of decay d is what a training with `ema_decay` d ends with, and so is its validation loss."""
+    chosen = {"validation": (DATA[0][:20],), "settings": settings(averages=(0.5, 0.99))}
+    objective, result = fit(folder=tmp_path / "run", **chosen)
+    assert list(result.averages) == [0.5, 0.99]
+    for decay in (0.9, 0.5, 0.99):
+        alone, its = fit(settings=settings(ema_decay=decay), validation=chosen["validation"])
+        mine = objective.state_dict() if decay == 0.9 else result.averages[decay]
+        assert torch.equal(mine["mean"], alone.mean)
+        assert result.losses["val/loss" if decay == 0.9 else f"val@{decay}/loss"] == its.losses["val/loss"]
+    last = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert last["val@0.5/loss"] == result.losses["val@0.5/loss"]
+    _, read_back = fit(folder=tmp_path / "run", **chosen)
+    assert torch.equal(read_back.averages[0.99]["mean"], result.averages[0.99]["mean"])
+    assert read_back.losses == result.losses
+    assert "averages" not in json.loads((tmp_path / "run" / "result.json").read_text())
+    assert "tensor" not in repr(result)
+
+
+def test_weights_are_changed_after_every_step_of_all_optimisers():
+    objective, seen = Layers(), []
+
+    def after_step():
+        seen.append(objective.layer.weight.detach().clone())
+        with torch.no_grad():
+            objective.layer.weight.clamp_(min=0)
+
+    fit(objective, settings=settings(optimiser="muon", budget="5 steps", ema_decay=0.0), after_step=after_step)
+    assert len(seen) == 5
+    assert float(seen[-1].min()) < 0
+    assert torch.equal(objective.layer.weight, seen[-1].clamp(min=0))
+
+
 # Folders
+
+
+def test_a_training_of_an_earlier_version_goes_on(tmp_path):
+    """Its record knows neither optimisers nor further averages; with others than its own it is another training."""
+    with pytest.raises(Interrupted):
+        fit(StopsAt(17), folder=tmp_path)
+    record = json.loads((tmp_path / "settings.json").read_text())["settings"]
+    assert not record.keys() & {"optimiser", "weight_decay", "averages"}
+    assert record.keys() >= {"learning_rate", "ema_decay"}
+    with pytest.raises(RunFolderError, match=r"settings.optimiser: absent -> adamw"):
+        fit(folder=tmp_path, settings=settings(optimiser="adamw"))
+    assert fit(folder=tmp_path)[1].steps == 40
 
 
 def test_other_settings_are_refused(tmp_path):

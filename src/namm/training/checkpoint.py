@@ -2,7 +2,7 @@
 
     settings.json            what was asked for; another training never writes here
     metrics.jsonl            one line per `log_every` steps and per validation
-    checkpoints/step-*       the last few states, complete with optimiser and averaged weights
+    checkpoints/step-*       the last few states, complete with optimiser and all averages
     milestones/step-*        averaged weights along the way
     result.json              steps, images, compute seconds, last losses; written last
 

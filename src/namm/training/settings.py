@@ -11,6 +11,10 @@ from namm.precision import Precision
 CHOSEN = "tuning.json"
 """File of the numbers that were chosen for a training, in its folder."""
 Schedule = Literal["constant", "cosine"]
+Optimiser = Literal["adam", "adamw", "muon"]
+DECAY = 0.01  # of weights, where an optimiser decays them and nothing is said
+LATER: dict[str, Any] = {"optimiser": "adam", "weight_decay": DECAY, "averages": ()}
+"""Settings that version 0.1 did not have, and what it did: they tell trainings apart only where they differ."""
 OBSERVING = {"validations", "log_every", "checkpoint_seconds", "keep"}  # settings that do not touch the weights
 
 
@@ -40,6 +44,12 @@ class TrainSettings:
     """`bf16` autocast, `tf32`, plain `fp32`, or `auto`: bf16 on GPUs that have it. See `namm.numerics`."""
     compile: bool = False
     """Compile the objective into one graph."""
+    optimiser: Optimiser = "adam"
+    """Adam; `adamw`, which decays weights besides; `muon`, momentum made orthogonal. See `namm.training.optimisers`."""
+    weight_decay: float = DECAY
+    """Adamw and muon: weights shrink by this times the rate in every step; biases and gains do not."""
+    averages: tuple[float, ...] = ()
+    """Further averages of the weights, by decay, beside that of `ema_decay`; each takes as much memory as they do."""
     milestones: int = 0
     """Snapshots of the averaged weights, evenly spaced over the training."""
     validations: int = 10
@@ -60,6 +70,14 @@ class TrainSettings:
             ("betas", all(0 <= beta < 1 for beta in self.betas), "lie in [0, 1)"),
             ("learning_rate", 0 < self.learning_rate < math.inf, "be positive and finite"),
             ("ema_decay", 0 <= self.ema_decay < 1, "lie in [0, 1)"),
+            ("averages", all(0 <= decay < 1 for decay in self.averages), "lie in [0, 1)"),
+            (
+                "averages",
+                len({self.ema_decay, *self.averages}) == 1 + len(self.averages),
+                f"differ from each other and from ema_decay {self.ema_decay}",
+            ),
+            ("optimiser", self.optimiser in get_args(Optimiser), f"be one of {', '.join(get_args(Optimiser))}"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "be 0 or more, and finite"),
             ("clip", self.clip is None or self.clip > 0, "be positive or none"),
             ("schedule", self.schedule in get_args(Schedule), f"be one of {', '.join(get_args(Schedule))}"),
             ("precision", self.precision in get_args(Precision), f"be one of {', '.join(get_args(Precision))}"),
@@ -67,14 +85,24 @@ class TrainSettings:
         for name, holds, rule in conditions:
             if not holds:
                 raise UsageError(f"{name} must {rule}, not {getattr(self, name)!r}.")
+        if self.optimiser == "adam" and self.weight_decay != DECAY:
+            raise UsageError(f"weight_decay {self.weight_decay} is not for adam: choose the optimiser adamw or muon.")
 
     def same_step(self, other: "TrainSettings") -> bool:
         """Whether a step of one network costs the same under both."""
-        return (self.batch_size, self.precision, self.compile) == (other.batch_size, other.precision, other.compile)
+        mine, theirs = (
+            (each.batch_size, each.precision, each.compile, each.optimiser, len(each.averages))
+            for each in (self, other)
+        )
+        return mine == theirs
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide what is learned; the others may change when a training is resumed."""
-        return {name: value for name, value in asdict(self).items() if name not in OBSERVING}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in OBSERVING and (name not in LATER or value != LATER[name])
+        }
 
 
 @dataclass(frozen=True)

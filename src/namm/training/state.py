@@ -5,7 +5,7 @@
 is the average ē of the weights θ. The optimiser sees the weights as one vector (`FlatWeights`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from namm.training.checkpoint import Checkpoint
 ALIGNMENT = 128
 """Bytes; every weight begins at a multiple, where kernels read memory in wide pieces."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What Adam keeps of every weight."""
+"""What Adam keeps of every weight; another optimiser has its own `MOMENTS`."""
 
 
 @torch.no_grad()
@@ -31,6 +31,11 @@ def overwrite(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies that later changes do not reach."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def vectors_of(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """What an optimiser updates, in the order in which it counts them."""
+    return [vector for group in optimiser.param_groups for vector in group["params"]]
 
 
 class Ema:
@@ -62,7 +67,7 @@ class Ema:
 
 
 class FlatWeights:
-    """Trained weights as views of one vector for each of their dtypes.
+    """Trained weights as views of one vector for each of their kinds and dtypes.
 
     An optimiser that visits hundreds of tensors takes longer than their update does. Training changes the vector, and
     networks see their weights change. Between two steps the gradients of the weights are gathered into that of the
@@ -72,21 +77,30 @@ class FlatWeights:
 
     Args:
         weights: All on one device.
+        kinds: What tells weights that are updated in different ways; all alike without it.
+
+    Attributes:
+        kinds, counts: The kind of each vector, and how many weights are in it.
     """
 
-    def __init__(self, weights: Sequence[nn.Parameter]) -> None:
+    def __init__(self, weights: Sequence[nn.Parameter], kinds: Sequence[Hashable] | None = None) -> None:
         self.weights = list(weights)
         self._places: list[tuple[int, int, tuple[int, ...]]] = []  # of each weight: which vector, where, its strides
-        dtypes = list(dict.fromkeys(weight.dtype for weight in self.weights))
-        lengths = [0] * len(dtypes)
-        for weight in self.weights:
-            k, step = dtypes.index(weight.dtype), max(1, ALIGNMENT // weight.element_size())
+        labels = [
+            (kind, weight.dtype) for kind, weight in zip(kinds or [None] * len(weights), self.weights, strict=True)
+        ]
+        distinct = list(dict.fromkeys(labels))
+        self.kinds = [kind for kind, _ in distinct]
+        self.counts = [labels.count(label) for label in distinct]
+        lengths = [0] * len(distinct)
+        for label, weight in zip(labels, self.weights, strict=True):
+            k, step = distinct.index(label), max(1, ALIGNMENT // weight.element_size())
             strides = torch.empty_like(weight, device="meta").stride()  # its own if they leave no gaps, else contiguous
             self._places.append((k, lengths[k], strides))
             lengths[k] += -(-weight.numel() // step) * step
         zeros = [
             torch.zeros(length, dtype=dtype, device=self.weights[0].device)
-            for dtype, length in zip(dtypes, lengths, strict=True)
+            for (_, dtype), length in zip(distinct, lengths, strict=True)
         ]
         self.vectors = [nn.Parameter(vector) for vector in zeros]
         self._whole_gradients = [torch.zeros_like(vector) for vector in zeros]
@@ -100,10 +114,16 @@ class FlatWeights:
 
     def views(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """What vectors like these hold for each weight, in its shape."""
-        return [
-            vectors[k].as_strided(weight.shape, strides, vectors[k].storage_offset() + start)
-            for weight, (k, start, strides) in zip(self.weights, self._places, strict=True)
-        ]
+        return [self.view(index, vectors[self.vector_of(index)]) for index in range(len(self.weights))]
+
+    def vector_of(self, index: int) -> int:
+        """Number of the vector that a weight lies in."""
+        return self._places[index][0]
+
+    def view(self, index: int, vector: Tensor) -> Tensor:
+        """What a tensor like the weight's vector holds for it, in its shape."""
+        _, start, strides = self._places[index]
+        return vector.as_strided(self.weights[index].shape, strides, vector.storage_offset() + start)
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -138,6 +158,7 @@ class TrainingState:
     Attributes:
         live: The tensors of `module` that training changes, by name: all but frozen parameters.
         ema: Their moving average.
+        averages: Further ones, by decay.
         step, total: Updates made, and to be made in all (0 until it is known).
         compute_seconds: Time spent on them.
         losses: The last values reported.
@@ -146,18 +167,29 @@ class TrainingState:
     """
 
     def __init__(
-        self, module: nn.Module, flat: FlatWeights, optimiser: torch.optim.Optimizer, ema_decay: float
+        self,
+        module: nn.Module,
+        flat: FlatWeights,
+        optimisers: Sequence[torch.optim.Optimizer],
+        ema_decay: float,
+        decays: Sequence[float] = (),
     ) -> None:
         frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         tensors = module.state_dict(keep_vars=True)
         self.live = {name: tensor for name, tensor in tensors.items() if name not in frozen}
         self.ema = Ema(self.live, ema_decay)
-        self.flat, self.optimiser = flat, optimiser
+        self.averages = {decay: Ema(self.live, decay) for decay in decays}
+        self.flat, self.optimisers = flat, list(optimisers)
         self.step, self.total, self.compute_seconds = 0, 0, 0.0
         self.losses: dict[str, float] = {}
         self.running: dict[str, Any] = {}
         self.best: dict[str, Tensor] = {}
         self.watched: dict[str, Any] = {}
+
+    def average(self, n: int) -> None:
+        """Take the live tensors into all averages after update number `n` = 0, 1, 2, …"""
+        for ema in (self.ema, *self.averages.values()):
+            ema.update(n)
 
     def keep(self, figures: Mapping[str, float]) -> None:
         """Make the averaged weights, whose figures these are, the best so far."""
@@ -173,8 +205,9 @@ class TrainingState:
         tensors = {f"model/{name}": tensor for name, tensor in self.live.items()}
         tensors |= {f"ema/{name}": tensor for name, tensor in self.ema.average.items()}
         tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
-        for name, moments in self._moments().items():
-            tensors |= {f"optimiser/{index}/{name}": tensor for index, tensor in enumerate(moments)}
+        for decay, ema in self.averages.items():
+            tensors |= {f"averages/{decay}/{name}": tensor for name, tensor in ema.average.items()}
+        tensors |= {f"optimiser/{name}": tensor for name, tensor in self._moments().items()}
         return Checkpoint(tensors, {**self._facts(), "running": self.running})
 
     def snapshot(self) -> Checkpoint:
@@ -183,7 +216,9 @@ class TrainingState:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Set everything to what `checkpoint` returned once."""
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "best": {}, "optimiser": {}}
+        groups: dict[str, dict[str, Tensor]] = {
+            group: {} for group in ("model", "ema", "best", "averages", "optimiser")
+        }
         for name, tensor in checkpoint.tensors.items():
             group, rest = name.split("/", 1)
             groups[group][rest] = tensor
@@ -194,7 +229,11 @@ class TrainingState:
         moments = self._flat_moments(groups["optimiser"])
         overwrite(self.live, groups["model"])
         overwrite(self.ema.average, groups["ema"])
-        self.optimiser.load_state_dict({"state": moments, "param_groups": self.optimiser.state_dict()["param_groups"]})
+        for decay, ema in self.averages.items():
+            overwrite(ema.average, {name: groups["averages"][f"{decay}/{name}"] for name in ema.average})
+        for optimiser in self.optimisers:
+            state = {k: moments[vector] for k, vector in enumerate(vectors_of(optimiser)) if moments}
+            optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
         facts = checkpoint.facts
         if groups["best"]:
             self.best = {name: groups["best"][name].to(tensor) for name, tensor in self.live.items()}
@@ -210,27 +249,40 @@ class TrainingState:
         yield
         self.restore(before)
 
-    def _moments(self) -> dict[str, list[Tensor]]:
-        """Adam's moments of each weight in its own shape, so that layouts may differ next time; none before a step."""
-        states = [self.optimiser.state[vector] for vector in self.flat.vectors]
-        if not all(states):
-            return {}
-        moments = {name: self.flat.views([state[name] for state in states]) for name in MOMENTS}
-        return moments | {"step": [states[0]["step"]] * len(self.flat.weights)}
+    def _moments(self) -> dict[str, Tensor]:
+        """What optimisers keep of each weight in its own shape, so that layouts may differ next time, as `index/name`.
+
+        Empty before the first step.
+        """
+        states = {vector: optimiser.state[vector] for optimiser in self.optimisers for vector in vectors_of(optimiser)}
+        kept = {}
+        for index in range(len(self.flat.weights)):
+            state = states[self.flat.vectors[self.flat.vector_of(index)]]
+            for name, value in state.items():
+                kept[f"{index}/{name}"] = self.flat.view(index, value) if value.ndim else value
+        return kept
 
     @torch.no_grad()
-    def _flat_moments(self, tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-        """The optimiser's state of `_moments` in a checkpoint, empty where there are none."""
+    def _flat_moments(self, tensors: Mapping[str, Tensor]) -> dict[nn.Parameter, dict[str, Tensor]]:
+        """The state of each vector from `_moments` in a checkpoint; empty where there are none."""
         if not tensors:
             return {}
-        moments = [{name: torch.zeros_like(vector) for name in MOMENTS} for vector in self.flat.vectors]
-        for name in MOMENTS:
-            for index, view in enumerate(self.flat.views([state[name] for state in moments])):
-                kept = tensors.get(f"{index}/{name}")
+        states = {
+            vector: {name: torch.zeros_like(vector) for name in getattr(optimiser, "MOMENTS", MOMENTS)}
+            for optimiser in self.optimisers
+            for vector in vectors_of(optimiser)
+        }
+        steps = {}
+        for index in range(len(self.flat.weights)):
+            vector = self.flat.vectors[self.flat.vector_of(index)]
+            for name, value in states[vector].items():
+                view, kept = self.flat.view(index, value), tensors.get(f"{index}/{name}")
                 if kept is None or kept.shape != view.shape:
                     raise CheckpointError("the checkpoint's moments are those of other weights.")
                 view.copy_(kept)
-        return {k: {**state, "step": tensors["0/step"]} for k, state in enumerate(moments)}
+            if (step := tensors.get(f"{index}/step")) is not None:  # the same for all weights of a vector
+                steps[vector] = {"step": step.clone()}
+        return {vector: {**state, **steps.get(vector, {})} for vector, state in states.items()}
 
     def _facts(self) -> dict[str, Any]:
         return {

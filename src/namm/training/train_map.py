@@ -228,7 +228,7 @@ def _train(
     if folder is not None and processes.is_main_process:
         _save(mirror, Path(folder) / "mirror")
     processes.wait_for_everyone()
-    return result
+    return replace(result, averages=result.averages_of("mirror"))
 
 
 class FinetuneWatch:
@@ -287,10 +287,15 @@ def _save(mirror: MirrorMap, folder: Path) -> None:
     publish(partial, folder)
 
 
-def load_weights(mirror: MirrorMap, path: str | Path) -> None:
-    """Give `mirror` the averaged weights of a checkpoint or milestone of its training."""
+def load_weights(mirror: MirrorMap, path: str | Path, decay: float | None = None) -> None:
+    """Give `mirror` the averaged weights of a checkpoint or milestone of its training.
+
+    With `decay`, one of the training's `averages`, those of that average, which checkpoints hold.
+    """
     tensors = read(Path(path)).tensors
     prefix = "ema/mirror." if any(name.startswith("ema/") for name in tensors) else "mirror."
+    if decay is not None:
+        prefix = f"averages/{decay}/mirror."
     state = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     unknown = mirror.load_state_dict(state, strict=False).unexpected_keys  # what was frozen is not in the file
     if unknown or not state:

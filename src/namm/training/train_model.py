@@ -7,6 +7,7 @@ With `IdentityMap` in place of g this trains a plain model on plain data.
 
 from collections.abc import Collection
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from namm.training.trainer import RESULT, TrainResult, rehearse, train
 from namm.weights_file import read_weights, require_finite, write_weights
 
 MODEL = "model.safetensors"  # the trained state, in the training's folder
+AVERAGE = "model-{decay}.safetensors"  # the same with another average of the weights
 REMAKE = "the command that trained it writes it again, from its last checkpoint."
 
 
@@ -72,6 +74,7 @@ def train_model(
         settings: Budget, batch, rate, seed and the rest; the paper's by default.
         validation: Held-out images x.
         folder: Where to keep checkpoints, logs and, at the end, the model's state as `model.safetensors`; see `train`.
+            With further averages (`TrainSettings.averages`) also as `model-DECAY.safetensors` for each.
         snapshots: Steps, besides the milestones, after which the averaged weights are kept in the folder.
         progress: Show a progress bar.
     """
@@ -108,8 +111,12 @@ def train_model(
         title="model",
         progress=progress,
     )
-    if place is not None and processes.is_main_process and not (place / MODEL).exists():
-        write_weights(place / MODEL, model.state_dict(), {"model": type(model).__name__})
+    result = replace(result, averages=result.averages_of("model"))
+    if place is not None and processes.is_main_process:
+        states = {AVERAGE.format(decay=decay): average for decay, average in result.averages.items()}
+        for name, state in {MODEL: {}, **states}.items():
+            if not (place / name).exists():
+                write_weights(place / name, {**model.state_dict(), **state}, {"model": type(model).__name__})
     processes.wait_for_everyone()
     return result
 
@@ -139,9 +146,14 @@ def _frozen(network: nn.Module) -> dict[str, str]:
     return {"weights": weights_digest(network)} if fixed and all(fixed) else {}
 
 
-def load_model(model: nn.Module, folder: str | Path) -> None:
-    """Give `model` the weights and statistics that `train_model` left in `folder`."""
-    path = Path(folder) / MODEL
+def load_model(model: nn.Module, folder: str | Path, decay: float | None = None) -> None:
+    """Give `model` the weights and statistics that `train_model` left in `folder`.
+
+    With `decay`, one of the training's `averages`, the weights of that average.
+    """
+    path = Path(folder) / (MODEL if decay is None else AVERAGE.format(decay=decay))
+    if not path.exists() and decay is not None:
+        raise CheckpointError(f"{path} is not there: {decay} is none of the averages of a training that ended there.")
     with damage_as(CheckpointError, f"{path} cannot be loaded into this {type(model).__name__}: {REASON}"):
         model.load_state_dict(read_weights(path, "the model", f"delete it, and {REMAKE}")[0])
     require_finite(model, str(path))

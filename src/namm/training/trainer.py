@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from torch import Tensor
+from torch import Tensor, nn
 
 from namm.clock import clock
 from namm.datasets.batches import Images, Order, batches, check_held_out, check_images, describe, in_chunks, to_tensor
@@ -40,6 +40,7 @@ from namm.numerics import autocast, backends, fold, generator, seed_torch
 from namm.training.checkpoint import Checkpoint, CheckpointFolder, write
 from namm.training.log import Log, LossAverages, installed_trackers
 from namm.training.objectives import Losses, Objective
+from namm.training.optimisers import build, kinds
 from namm.training.settings import (
     CHOSEN,
     MEASURED,
@@ -71,6 +72,9 @@ class TrainResult:
         kept_step: The step whose weights were kept, where a watch chose them; 0 are those it began with.
         collapsed: Whether a watch ended the training early.
         budget: What was asked for, such as "2 minutes"; `steps` and `compute_seconds` are what was used.
+        averages: Further averages of the weights (`TrainSettings.averages`) at the last step: by decay, the trained
+            tensors and buffers by name, as `load_state_dict(…, strict=False)` takes them. Their validation losses are
+            among `losses`, as `val@DECAY/…`.
     """
 
     steps: int
@@ -81,6 +85,15 @@ class TrainResult:
     kept_step: int | None = None
     collapsed: bool = False
     budget: str = ""
+    averages: Mapping[float, Mapping[str, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+
+    def averages_of(self, part: str) -> dict[float, dict[str, Tensor]]:
+        """The averages of the objective's child `part`, with the names that it uses itself."""
+        start = f"{part}."
+        return {
+            decay: {name.removeprefix(start): value for name, value in average.items() if name.startswith(start)}
+            for decay, average in self.averages.items()
+        }
 
     def _repr_html_(self) -> str:
         asked = {"asked for": self.budget} if self.budget else {}
@@ -138,6 +151,7 @@ def train(
         check_images(images)
     for images, held_out in zip(data, validation or (), strict=False):
         check_held_out(held_out, images)
+    kinds(settings, objective, trainable(objective))  # an optimiser that has nothing to work on says so
     place = Path(folder) if folder is not None else None
     log_with = (installed_trackers() or None) if place else None
     cpu = not torch.cuda.is_available()
@@ -157,6 +171,11 @@ def train(
             objective, data, settings, validation, place, accelerator, after_step, watch, frozenset(snapshots), title
         )
         return trainer.run(progress)
+
+
+def trainable(objective: Objective) -> list[nn.Parameter]:
+    """What a training changes."""
+    return [p for p in objective.parameters() if p.requires_grad]
 
 
 @contextmanager
@@ -214,7 +233,7 @@ class Trainer:
             order = Order(images.shape[0], s.batch_size, seed, rank=self.rank, world=self.world)
             self.sources.append(batches(images, order, self.device, step_memory(objective)))
         objective.to(self.device).train()
-        weights = [p for p in objective.parameters() if p.requires_grad]
+        weights = trainable(objective)
         if not weights:
             raise TrainingError("the objective has no parameter that requires a gradient: there is nothing to train.")
         self.dtype = weights[0].dtype
@@ -227,12 +246,10 @@ class Trainer:
             numbers = s.batch_size * math.prod(self.data[0].shape[1:])
             objective.compile(fullgraph=True, options=compile_options(objective, self.device, numbers, self.world))
         self.model = self.accelerator.prepare(objective)  # which may replace weights
-        self.flat = FlatWeights(weights)
-        self.optimiser = torch.optim.Adam(self.flat.vectors, lr=s.learning_rate, betas=s.betas, fused=True)
-        if (after_step := self.after_step) is not None:
-            self.optimiser.register_step_post_hook(lambda *_: after_step())
+        self.flat = FlatWeights(weights, kinds(s, objective, weights))
+        self.optimisers = build(s, self.flat, self.device)
         self.autocast = autocast(s.precision, self.device)
-        self.state = TrainingState(objective, self.flat, self.optimiser, s.ema_decay)
+        self.state = TrainingState(objective, self.flat, self.optimisers, s.ema_decay, s.averages)
         self.checkpoints = CheckpointFolder(self.folder / "checkpoints", s.keep) if self.folder else None
 
     def run(self, progress: bool) -> TrainResult:
@@ -264,9 +281,11 @@ class Trainer:
             state.watched.get("kept_step"),
             state.watched.get("collapsed", False),
             s.budget,
+            {decay: ema.average for decay, ema in state.averages.items()},
         )
         if self.folder and self.accelerator.is_main_process:
-            write_json(self.folder / RESULT, {**asdict(result), "folder": None})
+            facts = {name: value for name, value in vars(result).items() if name != "averages"}
+            write_json(self.folder / RESULT, {**facts, "folder": None})
         return result
 
     def _release(self) -> None:
@@ -360,7 +379,7 @@ class Trainer:
         saved, started = time.monotonic(), clock(self.device)
         while state.step < state.total:
             averages.add(self._update(state.step), step=state.step)
-            state.ema.update(state.step)
+            state.average(state.step)
             state.step += 1
             due = {name for name, steps in marks.items() if state.step in steps}
             last = state.step == state.total
@@ -381,7 +400,7 @@ class Trainer:
                 values = self._means(averages) | (self._validate() if "validate" in due else {})
                 values |= self._judge() if "judge" in due else {}
                 state.losses |= values
-                log.write(values | {"learning_rate": self.optimiser.param_groups[0]["lr"]})
+                log.write(values | {"learning_rate": self.optimisers[0].param_groups[0]["lr"]})
                 averages = LossAverages()
             if "snapshot" in due:
                 self._snapshot()
@@ -397,10 +416,11 @@ class Trainer:
             started = clock(self.device)
 
     def _update(self, step: int) -> Losses:
-        """One step of the optimiser."""
+        """One step of the optimisers."""
         s = self.settings
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(s, step, self.state.total or MEASURED)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = learning_rate(s, step, self.state.total or MEASURED)
         seed_torch(fold(s.seed, "dropout", step, self.rank), self.device)
         batch = tuple(source.batch(step).to(self.dtype) for source in self.sources)
         rng = generator(s.seed, "noise", step, device=self.device)
@@ -411,7 +431,10 @@ class Trainer:
         losses = gradients(*batch, *(draw[mine] for draw in draws))
         if s.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.flat.vectors, s.clip)
-        self.optimiser.step()
+        for optimiser in self.optimisers:
+            optimiser.step()
+        if self.after_step is not None:
+            self.after_step()
         return losses
 
     def _gradients(self, *tensors: Tensor) -> Losses:
@@ -423,9 +446,14 @@ class Trainer:
         return losses
 
     def _validate(self) -> dict[str, float]:
-        """Validation losses of the averaged weights."""
-        with self.state.ema.applied(), self.autocast:
-            return validate(self.objective, self.validation or (), self.settings, self.device, self.dtype)
+        """Validation losses of the averaged weights, as `val/…`; those of further averages as `val@DECAY/…`."""
+        averages = {"val": self.state.ema} | {f"val@{decay}": ema for decay, ema in self.state.averages.items()}
+        found: dict[str, float] = {}
+        for place, ema in averages.items():
+            with ema.applied(), self.autocast:
+                losses = validate(self.objective, self.validation or (), self.settings, self.device, self.dtype)
+            found |= {name.replace("val", place, 1): value for name, value in losses.items()}
+        return found
 
     def _start_watch(self) -> None:
         """Measure what training begins with; a checkpoint that knows it better replaces this."""
@@ -540,6 +568,7 @@ def rehearse(
     objective.to(device).train()
     dtype = next((p.dtype for p in objective.parameters() if p.requires_grad), torch.float32)
     copies = 3 if world == 1 else 4  # two moments, all gradients together, and what the processes exchange
+    copies += len(settings.averages)
     share = settings.batch_size // world
     tried = -(-share // 2) if settings.compile else share
 

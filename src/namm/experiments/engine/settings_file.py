@@ -21,6 +21,7 @@ from namm.experiments.engine.experiment import PLACE
 from namm.experiments.presets import Preset, preset, require_name
 from namm.files import differences
 from namm.reading import REASON, damage_as, read_text
+from namm.training.settings import LATER
 
 HEADER = "# Settings of a run of namm. `namm run --config THIS_FILE` uses them again.\n"
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -72,6 +73,7 @@ NEW: dict[str, tuple[Any, ...]] = {
     "patch": (4,),
     "schedule": ("vp",),
     "times": ("uniform",),
+    **{name: (plain(value),) for name, value in LATER.items()},
 }
 """Settings that version 0.1 did not have, and the values, one per part that has the name, that mean what it did."""
 
@@ -85,11 +87,11 @@ def without_new_defaults(values: Any) -> Any:
 
 
 def as_meant_by_0_1(content: dict[str, Any]) -> dict[str, Any]:
-    """A whole file of version 0.1 with what its map, network and diffusion did; any other file as it is.
+    """A whole file of version 0.1 with what its map, network, diffusion and trainings did; any other file as it is.
 
     What a file leaves out is taken from the preset, and presets may have other ones now.
     """
-    return _with_diffusion_of_0_1(_with_network_of_0_1(_with_map_of_0_1(content)))
+    return _with_trainings_of_0_1(_with_diffusion_of_0_1(_with_network_of_0_1(_with_map_of_0_1(content))))
 
 
 def _with_map_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +124,18 @@ def _with_diffusion_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
     if "schedule" in diffusion or not {"beta_min", "beta_max", "t_min"} <= diffusion.keys():
         return content
     return {**content, "mdm": {**mdm, "diffusion": {**diffusion, "schedule": "vp", "times": "uniform"}}}
+
+
+TRAINING_0_1 = {"budget", "batch_size", "learning_rate", "betas", "schedule", "clip", "ema_decay", "precision"}
+"""Settings of a training by which a whole one is known."""
+
+
+def _with_trainings_of_0_1(content: Any) -> Any:
+    if not isinstance(content, Mapping):
+        return content
+    whole = content.keys() >= TRAINING_0_1
+    given = {name: _with_trainings_of_0_1(value) for name, value in content.items()}
+    return {**({name: plain(value) for name, value in LATER.items()} if whole else {}), **given}
 
 
 def digest(value: Any) -> str:

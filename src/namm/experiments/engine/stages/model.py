@@ -29,7 +29,7 @@ from namm.generative import Consistency, Diffusion
 from namm.maps import IdentityMap, MirrorMap
 from namm.training.checkpoint import PATTERN, read
 from namm.training.settings import TrainSettings
-from namm.training.train_model import MODEL, train_model
+from namm.training.train_model import AVERAGE, MODEL, train_model
 
 
 def make_mdm(work: Work) -> Outcome:
@@ -134,4 +134,5 @@ def _train(
             progress=work.progress,
         )
     results = {"steps": trained.steps, "images": trained.images, **trained.losses}
-    return Outcome(results, (f"{TRAINING}/{MODEL}",), trained.compute_seconds)
+    files = (MODEL, *(AVERAGE.format(decay=decay) for decay in trained.averages))
+    return Outcome(results, tuple(f"{TRAINING}/{name}" for name in files), trained.compute_seconds)
