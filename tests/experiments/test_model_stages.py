@@ -15,9 +15,10 @@ from namm.experiments.engine import build
 from namm.experiments.engine.folder import Record, read_record, write_record
 from namm.experiments.engine.run import run
 from namm.experiments.engine.run_parts import RunParts, untrained
+from namm.experiments.engine.settings import DiffusionSettings, NetworkSettings
 from namm.experiments.engine.stages import STAGES, stage_keys, stages_until
 from namm.experiments.engine.stages.model import equal_compute, load_milestone, milestones
-from namm.generative import Diffusion
+from namm.generative import VPSDE, Diffusion, Epsilon, Flow, LogitNormalTimes, Straight, UniformTimes, Velocity
 from namm.maps import IdentityMap
 from namm.training.settings import TrainSettings
 from namm.training.train_model import train_model
@@ -142,6 +143,25 @@ def test_without_repair_the_stages_and_their_keys_are_those_of_runs_that_never_k
 
 
 # The same model on both sides
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (VPSDE(), Epsilon(), UniformTimes())),
+        ({"beta_max": 15.0, "prediction": "v"}, (VPSDE(0.1, 15.0), Velocity(), UniformTimes())),
+        (
+            {"schedule": "straight", "prediction": "flow", "times": "logit-normal"},
+            (Straight(), Flow(), LogitNormalTimes()),
+        ),
+    ],
+    ids=str,
+)
+def test_settings_choose_schedule_prediction_and_times(options, expected):
+    network = NetworkSettings(filters=4, multipliers=(1,), blocks=1, attention=())
+    model = build.diffusion(network, DiffusionSettings(**options), (1, 8, 8), seed=0)
+    assert (model.sde, model.prediction, model.times) == expected
+    assert model.loss(torch.randn(2, 1, 8, 8)).isfinite()
 
 
 @pytest.mark.parametrize("pair", [("mdm", "dm"), ("mvae", "vae")])

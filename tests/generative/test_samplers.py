@@ -106,19 +106,25 @@ def test_errors_fall_with_the_order_of_the_method(sampler, finer, order):
 
 
 @pytest.mark.parametrize(
-    "sampler",
+    ("sampler", "straight"),
     [
-        EulerMaruyama(1000),
-        Ancestral(1000),
-        DDIM(200),
-        DDIM(500, eta=1.0),
-        DPMSolver(50),
-        DPMSolver(50, stochastic=True),
-        UniPC(50),
+        (EulerMaruyama(1000), False),
+        (Ancestral(1000), False),
+        (DDIM(200), False),
+        (DDIM(500, eta=1.0), False),
+        (DPMSolver(50), False),
+        (DPMSolver(50, stochastic=True), False),
+        (UniPC(50), False),
+        (EulerMaruyama(300), True),
+        (Ancestral(300), True),
+        (DDIM(100), True),
+        (DDIM(300, eta=1.0), True),
+        (DPMSolver(50), True),
+        (DPMSolver(50, stochastic=True), True),
+        (UniPC(50), True),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("straight", [False, True], ids=["vp", "straight"])
 def test_a_mixture_keeps_its_weights_and_widths(sampler, straight):
     options = {"straight": True} if straight else {"velocity": True}
     network, n = Mixture(*TWO_MODES, 0.01, **options), 6000

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
@@ -63,7 +63,6 @@ def test_noise_ratio_and_its_inverse(sde, t):
     assert float(sde.time_of(ratio)) == pytest.approx(float(t), rel=1e-9)
 
 
-@settings(max_examples=25)
 @given(schedules, st.floats(0.01, 0.98))
 def test_drift_and_diffusion_are_slopes_of_the_marginals(sde, t):
     """f = d log m/dt and g² = ds²/dt − 2 f s², by central differences."""
@@ -79,7 +78,6 @@ def test_drift_and_diffusion_are_slopes_of_the_marginals(sde, t):
         assert float(sde.diffusion(double(t))) == pytest.approx(expected, rel=1e-5)
 
 
-@settings(max_examples=25)
 @given(schedules, st.floats(0.01, 0.99), st.floats(0.01, 0.99))
 def test_a_transition_solves_the_sde(sde, a, b):
     """From s to t: the mean by exp ∫ f, and the noise of every u carried on to t, ∫ g(u)² (m(t)/m(u))² du."""

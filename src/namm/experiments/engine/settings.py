@@ -147,8 +147,9 @@ class DiffusionSettings:
 
     schedule: Literal["vp", "straight"] = "vp"
     beta_min: float = 0.1
-    """Vp, as below."""
+    """Vp: β(t) at t = 0."""
     beta_max: float = 20.0
+    """Vp: β(t) at t = 1."""
     t_min: float = 1e-3
     """Smallest time, in training and in sampling."""
     prediction: Literal["epsilon", "v", "flow"] = "epsilon"
