@@ -1,4 +1,4 @@
-"""Which score network, batch, rate and target make the best plain model in a minute of one GPU?
+"""Which network, path, times, optimiser, batch and rate make the best plain model in a minute of one GPU?
 
     python benchmarks/model_per_second.py [--only preset dit] [--minutes 1] [--experiment burgers] [--seed 0]
     python benchmarks/model_per_second.py --both-sides --only preset dit --minutes 3 --experiment divergence
@@ -81,6 +81,10 @@ CHANGES: dict[str, Change] = {
     "full-resolution": network(unshuffle=1),
     "no-dropout": network(dropout=0.0),
     "epsilon": diffusion(prediction="epsilon"),
+    "straight": diffusion(schedule="straight", prediction="flow"),
+    "straight-logit-normal": diffusion(schedule="straight", prediction="flow", times="logit-normal"),
+    "adamw": train(optimiser="adamw"),
+    "muon": train(optimiser="muon"),
     "batch-64": train(batch_size=64),
     "batch-256": train(batch_size=256),
     "rate-x2": rate_times(2),
