@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from namm.errors import CheckpointError, TrainingError
+from namm.reading import REASON, damage_as
 from namm.training.checkpoint import Checkpoint
 
 ALIGNMENT = 128
@@ -183,6 +184,10 @@ class TrainingState:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Set everything to what `checkpoint` returned once."""
+        with damage_as(CheckpointError, f"the checkpoint is of another training ({REASON})."):
+            self._restore(checkpoint)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "best": {}, "optimiser": {}}
         for name, tensor in checkpoint.tensors.items():
             group, rest = name.split("/", 1)
