@@ -28,7 +28,7 @@ SIGNATURE = "sha256"
 """Entry of a signed JSON object: the SHA-256 of all its other entries."""
 
 LONGEST = 200
-"""Characters of a file's name; systems allow a few more bytes."""
+"""Bytes of a file's name within its folder; systems allow a few more."""
 
 _known: dict[Stamp, str] = {}
 
@@ -74,10 +74,9 @@ def require_unchanged(
 
 def _is_inside(name: str) -> bool:
     """Whether a name in a file of digests can be that of a file in its folder."""
-    parts = PurePosixPath(name).parts
-    return (
-        bool(parts) and parts[0] != "/" and ".." not in parts and "\0" not in name and max(map(len, parts)) <= LONGEST
-    )
+    path = PurePosixPath(name)
+    is_name = name.isprintable() and 0 < len(name.encode()) <= LONGEST
+    return is_name and not path.is_absolute() and ".." not in path.parts
 
 
 def seal(folder: Path) -> None:

@@ -420,7 +420,7 @@ def _verified_index(folder: Path) -> dict[str, Any]:
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} was not finished by NAMMPipeline.save_pretrained ({error!r}).") from error
-    parts = [part for part in index if Path(part).name == part]  # a name may lead out of the folder
+    parts = [part for part in index if part.isidentifier()]  # others may lead out of the folder
     there = {file.relative_to(folder).as_posix() for part in parts for file in _files(folder / part)}
     problems = {
         "missing": known.keys() - there,

@@ -13,7 +13,7 @@ from namm.maps import ICNN, MirrorMap, ResNet
 from namm.pipeline import INDEX, NAMMPipeline, _index_sha256
 from namm.training.checkpoint import read
 
-NAMES = ["../secret", "/etc/hostname", "a/../../secret", "", "a\0b", "n" * 5000]
+NAMES = ["../secret", "/etc/hostname", "a/../../secret", "", "a\0b", "\ud800", "n" * 5000]
 
 
 @pytest.mark.parametrize("name", NAMES)

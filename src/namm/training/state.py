@@ -213,7 +213,7 @@ class TrainingState:
         """Steps made inside this context are undone after it."""
         before = self.checkpoint().copy()
         yield
-        self.restore(before)
+        self._restore(before)
 
     def _moments(self) -> dict[str, list[Tensor]]:
         """Adam's moments of each weight in its own shape, so that layouts may differ next time; none before a step."""
