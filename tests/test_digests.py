@@ -1,9 +1,11 @@
 """No flipped bit in what a run or an export leaves goes unseen, and what has no digests is still read."""
 
+import hashlib
 import json
 import random
 import shutil
 import stat
+import time
 from pathlib import Path
 
 import h5py
@@ -12,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from namm import NAMMPipeline
+import namm.digests
+from namm import NAMMPipeline, reading
 from namm.constraints.count import Counter
 from namm.datasets import checksums, open_store, readers
 from namm.digests import require_sealed, require_signed, seal, sha256, signed
@@ -165,6 +168,7 @@ def test_weights_that_are_not_finite_are_named(bad, tmp_path, whole_run):
 
     shutil.copytree(whole_run, tmp_path / "run")
     path = tmp_path / "run" / "mdm" / "training" / "model.safetensors"
+    without_digests(tmp_path / "run" / "mdm")
     tensors, about = read_weights(path, "it", "no")
     tensors[next(name for name in tensors if name.endswith("weight"))].view(-1)[0] = bad
     write_weights(path, tensors, about)
@@ -203,6 +207,8 @@ def test_a_map_that_was_loaded_is_saved_without_its_place(tmp_path):
 def test_files_without_digests_are_read(tmp_path, whole_run):
     """As version 0.1 wrote them."""
     shutil.copytree(whole_run, tmp_path / "run")
+    for stage in ("data", "map", "mdm"):
+        without_digests(tmp_path / "run" / stage)
     path = tmp_path / "run" / "mdm" / "training" / "model.safetensors"
     whole = model(path)
     save_file(load_file(path), path)
@@ -214,13 +220,36 @@ def test_files_without_digests_are_read(tmp_path, whole_run):
     with h5py.File(tmp_path / "run" / "data" / "images.h5", "r+") as file:
         del file.attrs["sha256"]
     assert images(tmp_path / "run" / "data" / "images.h5") == images(whole_run / "data" / "images.h5")
-    stage = tmp_path / "run" / "map" / "stage.json"
-    old = {key: value for key, value in json.loads(stage.read_text()).items() if key not in ("sha256", "digests")}
-    stage.write_text(json.dumps(old))
-    assert read_record(stage.parent).digests == {}
+    assert read_record(tmp_path / "run" / "map").digests == {}
+
+
+def without_digests(stage: Path) -> None:
+    """Let a stage's record be as version 0.1 wrote it."""
+    path = stage / "stage.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({key: each for key, each in content.items() if key not in ("sha256", "digests")}))
+
+
+@pytest.mark.parametrize("name", ["data/images.h5", "mdm/training/model.safetensors"])
+def test_a_whole_file_of_another_run_is_not_taken_for_this_ones(name, whole_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole_run, folder)
+    path = folder / name
+    if path.suffix == ".h5":
+        content = path.read_bytes()
+        with h5py.File(path, "r+") as file:
+            file["train"][:1] += 1
+            file["checksums/train"][0] = checksums.checksum(file["train"][:64])
+        assert path.read_bytes() != content
+    else:
+        tensors, about = read_weights(path, "it", "no")
+        write_weights(path, {each: tensor + 1 for each, tensor in tensors.items()}, about)
+    with pytest.raises(RunFolderError, match=rf"changed: .*{path.name}\): copy it anew"):
+        RunParts.load(folder).folder(name.partition("/")[0])
 
 
 def test_only_the_rows_that_are_read_are_compared_and_each_once(whole_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "SETTLED", -1)
     path = tmp_path / "images.h5"
     shutil.copy(whole_run / "data" / "images.h5", path)
     with h5py.File(path, "r+") as file:
@@ -245,9 +274,8 @@ def test_only_the_rows_that_are_read_are_compared_and_each_once(whole_run, tmp_p
 
 
 def test_a_file_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
-    import hashlib
-
     hashed = []
+    monkeypatch.setattr(reading, "SETTLED", -1)
     monkeypatch.setattr(hashlib, "file_digest", lambda *a, real=hashlib.file_digest: hashed.append(1) or real(*a))
     path = tmp_path / "x"
     path.write_text("one")
@@ -256,6 +284,15 @@ def test_a_file_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
     path.write_text("three")
     assert sha256(path) == hashlib.sha256(b"three").hexdigest()
     assert len(hashed) == 2
+
+
+def test_a_file_that_has_just_changed_is_hashed_every_time(tmp_path, monkeypatch):
+    """Within a tick of the disk's clock it may change again and have the same date."""
+    monkeypatch.setattr(namm.digests, "stamp", lambda path: (0, 0, 0, at, at))
+    path, at = tmp_path / "x", time.time_ns()
+    for content in (b"one", b"two"):
+        path.write_bytes(content)
+        assert sha256(path) == hashlib.sha256(content).hexdigest()
 
 
 def test_facts_of_a_checkpoint_are_part_of_its_digest(tmp_path):

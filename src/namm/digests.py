@@ -14,18 +14,21 @@ remembered by inode, size and time of change. Imports no torch.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from namm.errors import CheckpointError, NammError
 from namm.files import settle, write_json
-from namm.reading import REASON, Stamp, damage_as, load_json, stamp
+from namm.reading import REASON, Stamp, damage_as, is_settled, load_json, stamp
 
 DIGESTS = "digests.json"
 """File of a sealed folder: the SHA-256 of every other file in it, by name."""
 SIGNATURE = "sha256"
 """Entry of a signed JSON object: the SHA-256 of all its other entries."""
+
+LONGEST = 200
+"""Bytes of a file's name within its folder; systems allow a few more."""
 
 _known: dict[Stamp, str] = {}
 
@@ -33,29 +36,47 @@ _known: dict[Stamp, str] = {}
 def sha256(path: Path) -> str:
     """SHA-256 of a file's content, read piece by piece."""
     key = stamp(path)
-    if key not in _known:
-        with path.open("rb") as file:
-            _known[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    return _known[key]
+    if key in _known:
+        return _known[key]
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if is_settled(key):
+        _known[key] = found
+    return found
 
 
 # Files of a folder
 
 
-def digests_of(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of files by their names relative to `folder`."""
-    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(paths)}
+def digests_of(folder: Path, paths: Iterable[Path], of: Callable[[Path], str] = sha256) -> dict[str, str]:
+    """Digests of files by their names relative to `folder`."""
+    return {path.relative_to(folder).as_posix(): of(path) for path in sorted(paths)}
 
 
-def require_unchanged(folder: Path, digests: Mapping[str, str], remedy: str, kind: type[NammError]) -> None:
+def require_unchanged(
+    folder: Path,
+    digests: Mapping[str, str],
+    remedy: str,
+    kind: type[NammError],
+    of: Callable[[Path], str] = sha256,
+) -> None:
     """Refuse a folder in which one of these files is missing or differs, with a sentence that ends in the remedy."""
+    if strange := [name for name in digests if not _is_inside(name)]:
+        raise kind(f"the digests of {folder} name {strange[0][:80]!r}, which is no file in it: {remedy}")
     missing = [name for name in digests if not (folder / name).is_file()]
-    changed = [name for name in digests if name not in missing and sha256(folder / name) != digests[name]]
+    changed = [name for name in digests if name not in missing and of(folder / name) != digests[name]]
     problems = {"missing": missing, "changed": changed}
     if any(problems.values()):
         paths = {how: ", ".join(str(folder / name) for name in sorted(names)) for how, names in problems.items()}
         listed = [f"{how}: {named}" for how, named in paths.items() if named]
         raise kind(f"{folder} is not as it was written ({'; '.join(listed)}): {remedy}")
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name in a file of digests can be that of a file in its folder."""
+    path = PurePosixPath(name)
+    is_name = name.isprintable() and 0 < len(name.encode()) <= LONGEST
+    return is_name and not path.is_absolute() and ".." not in path.parts
 
 
 def seal(folder: Path) -> None:

@@ -13,7 +13,6 @@ import selectors
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import h5py
 
 from namm.errors import DataError
-from namm.reading import REASON, Stamp, damage_as, require_plain, stamp
+from namm.reading import REASON, Stamp, damage_as, is_settled, require_plain, stamp
 
 INSPECTOR = Path(__file__).with_name("hdf5_inspector.py")
 SECONDS, BYTES_PER_SECOND = 20.0, 20 * 2**20
@@ -30,8 +29,6 @@ GRACE = 5.0
 """Seconds after which a child that did not end by itself is killed."""
 START = 60.0
 """Seconds that a child may take to start, on a busy machine or a slow network's disk."""
-SETTLED = 1.0
-"""Seconds without a change after which a file's date tells its state from the next: clocks of disks are coarse."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ class Guard:
             if key in self.known:
                 return self.known[key]
             found = self._ask(path, SECONDS + size / BYTES_PER_SECOND)
-            if time.time() - path.stat().st_mtime > SETTLED:
+            if is_settled(key):
                 self.known[key] = found
             return found
 

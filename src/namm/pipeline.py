@@ -429,14 +429,15 @@ def _verified_index(folder: Path) -> dict[str, Any]:
         index: dict[str, Any] = load_json(path)
         if index["_sha256"] != _index_sha256(index):
             raise CheckpointError(f"{path} has been changed since it was saved: save or copy the pipeline again.")
+        known, _ = dict(index["_files"]), index["constraint"]
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read ({error.strerror or error}): {folder} holds no saved pipeline."
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} was not finished by NAMMPipeline.save_pretrained ({error!r}).") from error
-    known = index["_files"]
-    there = {file.relative_to(folder).as_posix() for part in index for file in _files(folder / part)}
+    parts = [part for part in index if part.isidentifier()]  # others may lead out of the folder
+    there = {file.relative_to(folder).as_posix() for part in parts for file in _files(folder / part)}
     problems = {
         "missing": known.keys() - there,
         "changed": {name for name in known.keys() & there if sha256(folder / name) != known[name]},

@@ -11,6 +11,8 @@ Every reader of the package keeps four rules:
 import json
 import os
 import stat
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,8 @@ LARGEST_RECORD = 16 * 2**20
 ROOM, RATIO = 256 * 2**20, 256
 """Whatever is packed may unpack to so many bytes, or to so many times its own size if that is more."""
 LONGEST_REASON = 300
+SETTLED = 10**9
+"""Nanoseconds from a file's last change after which its date tells it from the next."""
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -81,6 +85,11 @@ def stamp(file: Path | int) -> Stamp:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+def is_settled(found: Stamp) -> bool:
+    """Whether a file's next state will have another stamp: clocks of disks are coarse, and may have been set back."""
+    return abs(time.time_ns() - max(found[-2:])) > SETTLED
+
+
 def read_bytes(path: Path, most: int = LARGEST_RECORD) -> bytes:
     """The content of a regular file of at most `most` bytes; an `OSError` says what is wrong with any other."""
     size = require_plain(path)
@@ -123,7 +132,9 @@ def _is_of(value: Any, hint: Any) -> bool:
         return any(_is_of(value, each) for each in get_args(hint))
     if origin is Literal:
         return value in get_args(hint)
-    return hint is Any or isinstance(value, (float, int) if hint is float else origin or hint)
+    if hint is float and isinstance(value, int):
+        return abs(value) <= sys.float_info.max
+    return hint is Any or isinstance(value, origin or hint)
 
 
 # Unpacking
@@ -131,20 +142,25 @@ def _is_of(value: Any, hint: Any) -> bool:
 
 def require_room(place: object, packed: int, unpacked: int) -> None:
     """Refuse what would unpack from `packed` to `unpacked` bytes, where data do not, or where memory ends."""
+    require_credible(place, packed, unpacked)
     if unpacked <= ROOM:
         return
-    if unpacked > RATIO * packed:
-        raise DataError(
-            f"{place} takes {in_words(packed)} and would unpack to {in_words(unpacked)}: a file that grows more than "
-            f"{RATIO}-fold is taken for damaged, or for a trap. If you trust it, unpack it and save it without "
-            "compression."
-        )
     import psutil
 
     if unpacked > (free := psutil.virtual_memory().available):
         raise MemoryShortage(
             f"{place} takes {in_words(unpacked)} in memory, where {in_words(free)} are free: read a part of it "
             "(`open_images` of an HDF5 or NPY file), or free what other programs hold."
+        )
+
+
+def require_credible(place: object, packed: int, unpacked: int) -> None:
+    """Refuse what would unpack from `packed` to `unpacked` bytes, where data do not, in whatever pieces it is read."""
+    if unpacked > max(ROOM, RATIO * packed):
+        raise DataError(
+            f"{place} takes {in_words(packed)} and would unpack to {in_words(unpacked)}: a file that grows more than "
+            f"{RATIO}-fold is taken for damaged, or for a trap. If you trust it, unpack it and save it without "
+            "compression."
         )
 
 

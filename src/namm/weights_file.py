@@ -49,7 +49,7 @@ def read_weights(path: Path, what: str, remedy: str) -> tuple[dict[str, Tensor],
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            about = json.loads(header.get(ENTRY, "{}"))
+            about = dict(json.loads(header.get(ENTRY, "{}")))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kept = {name: about.pop(name) for name in (SIGNATURE, OLD_DIGEST) if name in about}
     except (SafetensorError, ValueError, AttributeError, TypeError, RecursionError) as error:

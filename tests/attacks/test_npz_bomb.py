@@ -1,7 +1,7 @@
 """A zip bomb: a megabyte of NPZ that unpacks to a gigabyte of zeros."""
 
 import struct
-from zipfile import ZIP_DEFLATED, ZipFile
+from zipfile import ZIP_BZIP2, ZIP_DEFLATED, ZIP_LZMA, ZipFile
 
 import numpy as np
 import pytest
@@ -45,4 +45,23 @@ def test_a_header_is_not_unpacked_however_long_it_says_that_it_is(tmp_path):
         for _ in range(2**7):
             file.write(b" " * 2**22)
     with pytest.raises(DataError, match=r"images\.npy of .*x\.npz takes .* would unpack to 512 MiB"):
+        read_images(tmp_path / "x.npz", key="images", layout="NCHW")
+
+
+@pytest.mark.parametrize("how", [ZIP_BZIP2, ZIP_LZMA])
+def test_what_python_unpacks_without_bounds_is_not_unpacked(tmp_path, how):
+    """A directory may claim a kilobyte of what unpacks to gigabytes; with deflate alone Python stops there."""
+    with ZipFile(tmp_path / "x.npz", "w", how) as archive, archive.open("images.npy", "w") as file:
+        np.save(file, np.zeros((2, 1, 8, 8), np.float32))
+    with pytest.raises(DataError, match="packed in a way that NumPy does not write"):
+        read_images(tmp_path / "x.npz", key="images", layout="NCHW")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_of_two_arrays_of_one_name_neither_is_read(tmp_path):
+    with ZipFile(tmp_path / "x.npz", "w") as archive:
+        for value in (0, 1):
+            with archive.open("images.npy", "w") as file:
+                np.save(file, np.full((2, 1, 8, 8), value, np.float32))
+    with pytest.raises(DataError, match="two arrays of one name"):
         read_images(tmp_path / "x.npz", key="images", layout="NCHW")

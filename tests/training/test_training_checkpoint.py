@@ -72,6 +72,8 @@ def test_when_none_can_be_read_nothing_is_started_over(tmp_path):
     folder.paths()[0].write_bytes(b"")
     with pytest.warns(UserWarning, match="empty"), pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
         folder.latest()
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):  # nor when it is tried again
+        folder.latest()
 
 
 def test_trouble_with_the_disk_is_not_taken_for_damage(tmp_path, monkeypatch):

@@ -83,6 +83,7 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"-o must name a JSON file, such as certificate.json, not {options.out}.")
 
     from namm.datasets.batches import to_tensor
+    from namm.digests import signed
     from namm.exact import certify
     from namm.experiments.engine.build import device
     from namm.experiments.engine.user_rule import blamed_on
@@ -99,6 +100,6 @@ def main(arguments: list[str]) -> int:
             certificate = certify(images, rule, floor=floor, device=device())
     print(certificate)
     if options.out is not None:
-        write_json(options.out, certificate.as_json())
+        write_json(options.out, signed(certificate.as_json()))
         print(f"the certificate is in {options.out}")
     return 0 if certificate.reached.all() else 1

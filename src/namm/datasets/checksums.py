@@ -8,6 +8,7 @@ arrays without checksums) has one digest together, the attribute `sha256`; files
 import hashlib
 import json
 import zlib
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from namm.datasets.base import BLOCK
 from namm.digests import SIGNATURE
 from namm.errors import DataError
-from namm.reading import Stamp, stamp
+from namm.hdf5 import open_hdf5
+from namm.reading import REASON, Stamp, damage_as, is_settled, require_room, stamp
 
 CHECKSUMS = "checksums"
 """Group of the checksums, which are called as the arrays that they are of."""
@@ -26,8 +28,8 @@ UNWRITTEN = -1
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, TypeError, IndexError)
 """What h5py raises on a damaged file."""
 
-_good: dict[tuple[Stamp, str], NDArray[np.bool_]] = {}
-"""Blocks of an array that this process has compared."""
+_seen: dict[tuple[Stamp, str], tuple[NDArray[np.int64], int, NDArray[np.bool_]]] = {}
+"""Checksums of an array, rows that each is of, and which of these blocks this process has compared."""
 
 
 def checksum(values: NDArray[Any]) -> int:
@@ -42,12 +44,28 @@ def rows_per_block(file: h5py.File, name: str) -> int:
 
 def damaged_blocks(file: h5py.File, name: str) -> list[int]:
     """Blocks of an array whose values are not there, or do not match their checksum."""
-    rows, stored = rows_per_block(file, name), file[f"{CHECKSUMS}/{name}"][:]
+    array = file[name]
+    stored, rows = _checksums_of(array)
     return [
-        k
-        for k, each in enumerate(stored)
-        if each == UNWRITTEN or each != checksum(file[name][k * rows : (k + 1) * rows])
+        k for k, each in enumerate(stored) if each == UNWRITTEN or each != checksum(array[k * rows : (k + 1) * rows])
     ]
+
+
+def _checksums_of(array: h5py.Dataset) -> tuple[NDArray[np.int64], int]:
+    """The checksums of an array, and how many rows each is of; refused where they cannot be its own."""
+    file, name = array.file, array.name.lstrip("/")
+    kept, rows = file[f"{CHECKSUMS}/{name}"], rows_per_block(file, name)
+    if not 1 <= rows <= BLOCK or kept.shape != (-(-len(array) // rows),):
+        raise ValueError(f"its {kept.shape} checksums, each of {rows} rows, are not those of {array.shape}")
+    _require_room(kept, len(kept))
+    _require_room(array, min(rows, len(array)))
+    return kept[:], rows
+
+
+def _require_room(array: h5py.Dataset, rows: int) -> None:
+    """Refuse to read so many rows of an array where its file, or memory, does not hold them."""
+    packed = array.id.get_storage_size() * rows // max(1, len(array))
+    require_room(f"{array.file.filename}, {array.name}", packed, array.nbytes * rows // max(1, len(array)))
 
 
 def require_rows(array: h5py.Dataset, rows: NDArray[np.int64] | None = None) -> h5py.Dataset:
@@ -56,11 +74,15 @@ def require_rows(array: h5py.Dataset, rows: NDArray[np.int64] | None = None) -> 
     An array without checksums, such as one in a file of somebody else's, is returned as it is.
     """
     file, name = array.file, array.name.lstrip("/")
+    if rows is None:
+        _require_room(array, len(array))
     if "namm_version" not in file.attrs or f"{CHECKSUMS}/{name}" not in file:
         return array
     try:
-        stored, length = file[f"{CHECKSUMS}/{name}"], rows_per_block(file, name)
-        good = _good.setdefault((stamp(file.id.get_vfd_handle()), name), np.zeros(len(stored), bool))
+        key = stamp(file.id.get_vfd_handle()), name
+        stored, length, good = _seen.get(key) or (*(kept := _checksums_of(array)), np.zeros(len(kept[0]), bool))
+        if is_settled(key[0]):
+            _seen[key] = stored, length, good
         wanted = range(len(stored)) if rows is None else np.unique(rows // length)
         for k in (k for k in wanted if not good[k]):
             good[k] = stored[k] == checksum(array[k * length : (k + 1) * length])
@@ -70,6 +92,22 @@ def require_rows(array: h5py.Dataset, rows: NDArray[np.int64] | None = None) -> 
     except UNREADABLE as error:
         raise DataError(_damaged(file, f"{name!r} cannot be read: {error}")) from error
     return array
+
+
+def all_checksums(path: Path) -> str:
+    """All digests that a file brings, which tell its content from that of others."""
+    with open_hdf5(path) as file, damage_as(DataError, f"{path} is damaged ({REASON}): copy it anew."):
+        found = {"header": str(file.attrs.get(SIGNATURE))}
+        kept = file.get(CHECKSUMS, {})
+
+        def note(name: str, item: object) -> None:
+            if isinstance(item, h5py.Dataset):
+                _require_room(item, len(item))
+                found[name] = str(checksum(item[:]))
+
+        if isinstance(kept, h5py.Group):
+            kept.visititems(note)
+        return json.dumps(found, sort_keys=True)
 
 
 def has_mark(file: h5py.File, mark: str) -> bool:
@@ -108,9 +146,10 @@ def _header_digest(file: h5py.File) -> str:
             return
         about = [[key, str(value)] for key, value in sorted(item.attrs.items()) if key != SIGNATURE]
         if isinstance(item, h5py.Dataset):
-            kept = f"{CHECKSUMS}/{name}" in file
             about += [["shape", str(item.shape)], ["type", item.dtype.str]]
-            about += [] if kept else [["content", str(checksum(item[()]))]]
+            if f"{CHECKSUMS}/{name}" not in file:
+                require_room(f"{file.filename}, {name}", item.id.get_storage_size(), item.nbytes)
+                about += [["content", str(checksum(item[()]))]]
         found[name] = about
 
     note("", file)

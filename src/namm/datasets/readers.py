@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
-from zipfile import ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import h5py
 import numpy as np
@@ -25,7 +25,7 @@ from torch import Tensor
 from namm.datasets.checksums import has_mark, require_header, require_rows
 from namm.errors import DataError, NammError, UsageError
 from namm.hdf5 import open_hdf5
-from namm.reading import REASON, ROOM, damage_as, reason, require_plain, require_room
+from namm.reading import REASON, damage_as, reason, require_credible, require_plain, require_room
 
 Layout = Literal["NCHW", "NHWC"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
@@ -34,6 +34,8 @@ FEW = 4
 HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
 DEFLATE = 1032
 """Times its own size that deflate, and so a PNG, can hold at most."""
+PACKED_BY_NUMPY = (ZIP_STORED, ZIP_DEFLATED)
+"""Python unpacks all others a quarter of a megabyte at a time, of which bzip2 can make five gigabytes."""
 PNG_MODES = ("1", "L", "RGB")
 PIECE_BYTES = 64 * 2**20
 """How much of a file `pieces` reads at a time."""
@@ -127,9 +129,9 @@ class LazyImages:
         """Image `index` (C, H, W), or the images of a slice or of an array of indices (B, C, H, W)."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
+            self._require_room(len(range(start, stop, step)))
             if step == 1:
                 stop = max(start, stop)
-                self._require_room(stop - start)
                 self._require_whole(np.arange(start, stop))
                 with self._damage():
                     array = self._array[start:stop]
@@ -157,12 +159,17 @@ class LazyImages:
 
     def _require_room(self, images: int) -> None:
         """Refuse to read what the file does not hold, or memory does not."""
-        image = int(np.prod([max(4, self._array.dtype.itemsize), *self._array.shape[1:]], dtype=object))
-        if images * image <= ROOM:
-            return
-        packed = self._array.id.get_storage_size() if isinstance(self._array, h5py.Dataset) else self._array.nbytes
-        whole = max(1, len(self)) * image
-        require_room(self._place, max(1, packed * images * image // whole), images * image)
+        require_room(self._place, self._packed * images // max(1, len(self)), images * self._image_bytes)
+
+    @property
+    def _image_bytes(self) -> int:
+        """Bytes of an image in memory, where it is read and made float32."""
+        return max(4, self._array.dtype.itemsize) * math.prod(self._array.shape[1:])
+
+    @property
+    def _packed(self) -> int:
+        """Bytes of all images in the file."""
+        return self._array.id.get_storage_size() if isinstance(self._array, h5py.Dataset) else self._array.nbytes
 
     def _require_whole(self, rows: NDArray[np.int64]) -> None:
         """Refuse rows of a file of ours that have changed since they were written."""
@@ -181,8 +188,8 @@ class LazyImages:
 
     def pieces(self) -> list[slice]:
         """Slices that cover all images, about 64 MiB each: `for s in x.pieces(): x[s]` reads them all."""
-        image_bytes = 4 * int(np.prod(self.shape[1:]))
-        step = max(1, PIECE_BYTES // image_bytes)
+        step = max(1, PIECE_BYTES // (4 * math.prod(self.shape[1:])))
+        require_credible(self._place, self._packed, self._image_bytes * len(self))  # else that would never end
         return [slice(start, start + step) for start in range(0, len(self), step)]
 
     def close(self) -> None:
@@ -266,11 +273,17 @@ def _unpacked(archive: ZipFile, member: ZipInfo, place: str) -> NDArray[Any]:
 
 def npz_members(archive: ZipFile) -> dict[str, ZipInfo]:
     """The arrays in an NPZ file, by name."""
-    return {info.filename.removesuffix(".npy"): info for info in archive.infolist() if info.filename.endswith(".npy")}
+    members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+    found = {info.filename.removesuffix(".npy"): info for info in members}
+    if len(found) < len(members):
+        raise ValueError("it holds two arrays of one name")
+    return found
 
 
 def npy_header(archive: ZipFile, member: ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type of an array in an NPZ file, without unpacking more than its header, which says how long it is."""
+    if member.compress_type not in PACKED_BY_NUMPY:
+        raise ValueError(f"{member.filename} is packed in a way that NumPy does not write, and grows without bounds")
     require_room(f"{member.filename} of {archive.filename}", member.compress_size, member.file_size)
     with archive.open(member) as file:
         read = read_array_header_1_0 if read_magic(file) == (1, 0) else read_array_header_2_0

@@ -24,6 +24,7 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.constraints.base import RuleFunction, as_rule
 from namm.datasets.batches import Images, check_images, in_chunks
+from namm.digests import require_signed
 from namm.errors import CheckpointError, ConstraintError, DataError, UsageError
 from namm.formatting import format_number, html_table
 from namm.numerics import full_precision, generator
@@ -136,7 +137,8 @@ class Certificate:
     def load(cls, path: str | Path) -> Self:
         """Read a certificate that `namm certify -o` wrote; that of polished samples is in their `SampleFile`."""
         with damage_as(CheckpointError, f"{path} is no certificate that can be read ({REASON})."):
-            return cls.from_json(load_json(Path(path), LARGEST))
+            found = require_signed(Path(path), load_json(Path(path), LARGEST), "certify anew.", CheckpointError)
+            return cls.from_json(found)
 
     @classmethod
     def joined(cls, parts: "list[Certificate]") -> "Certificate":

@@ -8,7 +8,6 @@ Sizes are read off the arrays' shapes. What shapes do not tell (activations, α,
 paper's value as default. Optimiser states are passed over.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from namm.digests import sha256
 from namm.errors import CheckpointError, NammError, UsageError
-from namm.files import write_json
+from namm.files import rename_durably, settle, write_json
 from namm.generative import NCSNpp
 from namm.import_flax.msgpack_file import read_flax_file
 from namm.import_flax.networks import (
@@ -175,10 +175,10 @@ def save_official(network: MirrorMap | NCSNpp, folder: str | Path, state: Offici
                 network.save(unfinished)
             else:
                 network.save_pretrained(Path(unfinished) / NETWORK)
+                settle((Path(unfinished) / NETWORK).iterdir())
             for name in names:
-                (Path(unfinished) / name).rename(folder / name)
-        digest = hashlib.sha256(state.path.read_bytes()).hexdigest()
-        source = {"file": state.path.name, "sha256": digest, "epoch": state.epoch, "weights": weights}
+                rename_durably(Path(unfinished) / name, folder / name)
+        source = {"file": state.path.name, "sha256": sha256(state.path), "epoch": state.epoch, "weights": weights}
         write_json(folder / f"imported-{state.kind}.json", source)
     except OSError as error:
         raise UsageError(f"the folder {folder} cannot be written ({error.strerror or error}).") from error

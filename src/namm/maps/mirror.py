@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from namm.digests import require_sealed, require_signed, seal, signed
@@ -153,11 +154,12 @@ class IdentityMap(nn.Module):
         return at_least_float32(y)
 
 
-def _require_fitting(folder: Path, kind: type[ICNN] | type[ResNet] | type[RuleNet]) -> None:
-    """Refuse a configuration whose network is not exactly the one that the weights beside it are for.
+def _built(folder: Path, kind: type[ICNN] | type[ResNet] | type[RuleNet]) -> nn.Module:
+    """The network of a configuration and of the weights beside it, where each asks for exactly the other.
 
     A network is built before its weights are read: a few digits in its configuration can ask for all memory, or for
-    layers without end. And weights that a file lacks would be left undefined.
+    layers without end. And weights that a file lacks would be left undefined. diffusers' own reader is not asked: it
+    prefers an index, where there is one, that may name any file.
     """
     config = {name: value for name, value in kind.load_config(folder).items() if not name.startswith("_")}
     for name in DEPTHS & config.keys():
@@ -174,6 +176,10 @@ def _require_fitting(folder: Path, kind: type[ICNN] | type[ResNet] | type[RuleNe
         raise ValueError(
             f"its configuration asks for {name} of shape {asked.get(name)}, and its file has {there.get(name)}"
         )
+    with torch.random.fork_rng(devices=[]):  # nobody's random numbers depend on what was read
+        network: nn.Module = kind.from_config(config)
+    network.load_state_dict(load_file(folder / WEIGHTS))
+    return network.eval()
 
 
 def _load_statistics(path: Path) -> dict[str, Any]:
@@ -199,8 +205,7 @@ def _load_network(folder: Path) -> nn.Module:
         raise CheckpointError(f"{config} names the network {name!r}; known are {', '.join(NETWORKS)}.")
     require_sealed(folder, REMEDY)
     with damage_as(CheckpointError, f"{folder} cannot be loaded as a {name}: {REASON}."):
-        _require_fitting(folder, NETWORKS[name])
-        network: nn.Module = NETWORKS[name].from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        network = _built(folder, NETWORKS[name])
     require_finite(network, str(folder))
     return network
 

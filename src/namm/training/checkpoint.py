@@ -26,7 +26,8 @@ from namm.datasets.batches import Images, to_tensor
 from namm.errors import CheckpointError
 from namm.weights_file import read_weights, write_weights
 
-PATTERN = "step-*.safetensors"
+PATTERN, DAMAGED = "step-*.safetensors", ".damaged"
+"""Names of checkpoints, and the suffix of those that cannot be read and are set aside."""
 
 
 # What tells one training from another
@@ -120,10 +121,10 @@ class CheckpointFolder:
                 return read(path)
             except CheckpointError as error:
                 warnings.warn(f"{error} Going back to the one before it.", stacklevel=2)
-                path.rename(path.with_suffix(".damaged"))
-        if paths:
+                path.rename(path.with_suffix(DAMAGED))
+        if damaged := list(self.folder.glob(f"{Path(PATTERN).stem}{DAMAGED}")):
             raise CheckpointError(
-                f"none of the {len(paths)} checkpoints in {self.folder} can be read: look at the disk, or delete the "
+                f"none of the {len(damaged)} checkpoints in {self.folder} can be read: look at the disk, or delete the "
                 "folder of the training to start over."
             )
         return None

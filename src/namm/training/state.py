@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from namm.errors import CheckpointError, TrainingError
+from namm.reading import REASON, damage_as
 from namm.training.checkpoint import Checkpoint
 
 ALIGNMENT = 128
@@ -216,6 +217,10 @@ class TrainingState:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Set everything to what `checkpoint` returned once."""
+        with damage_as(CheckpointError, f"the checkpoint is of another training ({REASON})."):
+            self._restore(checkpoint)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
         groups: dict[str, dict[str, Tensor]] = {
             group: {} for group in ("model", "ema", "best", "averages", "optimiser")
         }
@@ -247,7 +252,7 @@ class TrainingState:
         """Steps made inside this context are undone after it."""
         before = self.checkpoint().copy()
         yield
-        self.restore(before)
+        self._restore(before)
 
     def _moments(self) -> dict[str, Tensor]:
         """What optimisers keep of each weight in its own shape, so that layouts may differ next time, as `index/name`.

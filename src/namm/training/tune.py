@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from namm.clock import clock
 from namm.constraints import Constraint
 from namm.datasets.batches import Images, to_tensor
+from namm.digests import require_signed, signed
 from namm.errors import CheckpointError, ConstraintError
 from namm.evaluation import total_variation
-from namm.files import write_json
+from namm.files import as_json, write_json
 from namm.generative import Diffusion, DPMSolver, NCSNpp, Velocity
 from namm.maps import ICNN, MirrorMap, RuleNet
 from namm.maps.icnn import project_weights
@@ -219,13 +220,14 @@ def chosen_once(folder: Path | None, choose: Callable[[], Tuning]) -> Tuning:
         tuning = choice[0]
     is_new = folder is not None and not kept and not (folder.is_dir() and any(folder.iterdir()))
     if path is not None and is_new and PartialState().is_main_process:
-        write_json(path, tuning.as_json())
+        write_json(path, signed(as_json(tuning.as_json())))
     return tuning
 
 
 def _read(path: Path) -> Tuning:
-    with damage_as(CheckpointError, f"{path} cannot be read ({REASON}): remove the folder and train anew."):
-        values = load_json(path)
+    remedy = "remove the folder and train anew."
+    with damage_as(CheckpointError, f"{path} cannot be read ({REASON}): {remedy}"):
+        values = require_signed(path, load_json(path), remedy, CheckpointError)
         return typed(Tuning, {**values, "trials": tuple(typed(Trial, trial) for trial in values["trials"])})
 
 

@@ -30,6 +30,7 @@ from namm._version import __version__
 from namm.constraints import Constraint
 from namm.datasets.checksums import require_header, require_rows
 from namm.datasets.store import Block, grow, write_block
+from namm.digests import require_signed, signed
 from namm.errors import DataError, RunFolderError
 from namm.exact.certificate import ARRAYS as CERTIFIED
 from namm.exact.certificate import Certificate
@@ -55,6 +56,8 @@ from namm.training.checkpoint import weights_digest
 ARRAYS = ("samples", "mean", "spread", "distance", "chi2", "error", "coverage", "redrawn", "failed", "residuals")
 ORDER = ("mirror-dps", "dps", "cg-dps")
 """Order of the methods in a figure."""
+
+REMAKE = "move it away, and it is made anew"
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -168,7 +171,7 @@ def read_truth(path: Path, k: int) -> tuple[Arrays, dict[Setting, Arrays]]:
     """Truth number k of the file: its own arrays, and those of each method, without the axis of truths."""
     row = np.array([k])
     with _opened(path) as file:
-        own = {name: file[name][k] for name in ("truth", "measurement")}
+        own = {name: require_rows(file[name], row)[k] for name in ("truth", "measurement")}
         methods = _methods(file).items()
         return own, {
             setting: {name: require_rows(group[name], row)[k] for name in ARRAYS if name in group}
@@ -214,12 +217,13 @@ def remembered(
     kept, models = beside(path, ".tuned.json"), {name: weights_digest(source) for name, source in sources.items()}
     asked = as_json({**_question(task, sampling), "models": models, **tried})
     if kept.exists():
-        with damage_as(RunFolderError, f"{kept} cannot be read ({REASON}): move it away, and it is made anew."):
-            there = load_json(kept)
+        with damage_as(RunFolderError, f"{kept} cannot be read ({REASON}): {REMAKE}."):
+            there = require_signed(kept, load_json(kept), f"{REMAKE}.", RunFolderError)
             if there["asked"] == asked:
                 return {name: [read_score(row) for row in rows] for name, rows in there["scores"].items()}
     scores = make()
-    write_json(kept, {"asked": asked, "scores": {name: [asdict(s) for s in each] for name, each in scores.items()}})
+    rows = {name: [asdict(score) for score in each] for name, each in scores.items()}
+    write_json(kept, signed(as_json({"asked": asked, "scores": rows})))
     return scores
 
 

@@ -13,6 +13,7 @@ stage.json; setting aside and bringing back are one rename each; every file is w
 Imports no torch.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from shlex import quote
 from typing import Any, Literal
 
 from namm._version import __version__
-from namm.digests import digests_of, require_signed, require_unchanged, signed
+from namm.digests import digests_of, require_signed, require_unchanged, sha256, signed
 from namm.errors import RunFolderError, UsageError
 from namm.experiments.engine.settings_file import digest, read_yaml
 from namm.experiments.engine.stages import STAGES, stage_keys, summary
@@ -39,13 +40,15 @@ from namm.files import (
     write_atomically,
     write_json,
 )
-from namm.reading import REASON, damage_as, typed
+from namm.reading import LARGEST_RECORD, REASON, damage_as, typed
 
 KIND = "namm run"
 RUN, SETTINGS, RECORD, FAILURE = "run.json", "settings.yaml", "stage.json", "failure.json"
 ELSEWHERE = "another folder with --out"
-DIGESTED = (".json", ".jsonl", ".npz")
-"""Suffixes of files that have no digest of their own; the others have, or no program reads them."""
+CHECKPOINTS = "checkpoints"
+"""Folder, in that of a training, of what it goes on from."""
+DIGESTED = (".json", ".jsonl", ".npz", ".h5", ".safetensors")
+"""Suffixes of the files of a stage that programs read."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Record:
         started, finished: Date and time, in UTC, of the first attempt's start and of the end.
         seconds: Of all attempts that ended by themselves; a killed one cannot tell.
         compute_seconds, results, files, verdict: As the stage returned them.
-        digests: SHA-256 of the small files that it left, which have none of their own, by name.
+        digests: What tells the files that it left from others, by name: `identity`.
         attempts: How often it was started.
         version: Of the package.
     """
@@ -155,17 +158,30 @@ def write_record(folder: Path, record: Record) -> None:
     write_json(folder / RECORD, signed(as_json(asdict(record))))
 
 
+def identity(path: Path) -> str:
+    """What tells a file from others: a digest of the digests that it brings, if it does, or of all its bytes."""
+    if path.suffix == ".h5":
+        from namm.datasets.checksums import all_checksums
+
+        return hashlib.sha256(all_checksums(path).encode()).hexdigest()
+    if path.suffix == ".safetensors":
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            return hashlib.sha256(file.read(min(length, LARGEST_RECORD))).hexdigest()
+    return sha256(path)
+
+
 def stage_digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of the files that a stage left and that have no digest of their own."""
-    return digests_of(
-        folder, (path for path in folder.rglob("*") if path.suffix in DIGESTED and path != folder / RECORD)
-    )
+    """What tells the files that a stage left from others."""
+    kept = (path for path in folder.rglob("*") if path.suffix in DIGESTED and path != folder / RECORD)
+    files = (path for path in kept if path.parent.name != CHECKPOINTS)  # which nobody reads any more
+    return digests_of(folder, files, identity)
 
 
 def require_intact(folder: Path) -> Path:
-    """The folder of a stage itself; refused where a small file in it is not as the stage left it."""
+    """The folder of a stage itself; refused where a file in it is not the one that the stage left."""
     kept = {name: each for name, each in read_record(folder).digests.items() if (folder / name).exists()}
-    require_unchanged(folder, kept, _remedy(folder), RunFolderError)
+    require_unchanged(folder, kept, _remedy(folder), RunFolderError, identity)
     return folder
 
 
