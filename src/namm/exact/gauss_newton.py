@@ -7,12 +7,12 @@ linearised rule. It is y = −Aᵀμ, where μ, not negative for inequalities, s
 
     min ½ ‖Aᵀμ‖² − μ·(c(y_k) − A y_k) + λ/2 ‖μ − μ_k‖².
 
-This needs products with A and Aᵀ alone: a rule's own (`Constraint.derivative`), or by automatic differentiation of c. It
-is solved by conjugate gradients on the rows whose multipliers are free (modified proportioning with reduced gradient projections, Dostál and Schöberl 2005), all
-images of a batch at once and each with its own steps. A small λ makes μ unique where A is rank-deficient, and y the
-point that meets the equations best where these contradict each other; later steps undo its effect on any other (a
-proximal point method). The step is halved until ½ ‖y‖² + ν ‖what is broken‖ decreases, with ν above ‖μ‖ (an exact
-penalty, Han 1977).
+This needs products with A and Aᵀ alone: those of the rule itself (`Constraint.derivative`), or by automatic
+differentiation. It is solved by conjugate gradients on the rows whose multipliers are free (modified proportioning with
+reduced gradient projections, Dostál and Schöberl 2005), all images of a batch at once and each with its own steps. A
+small λ makes μ unique where A is rank-deficient, and y the point that meets the equations best where these contradict
+each other; later steps undo its effect on any other (a proximal point method). The step is halved until
+½ ‖y‖² + ν ‖what is broken‖ decreases, with ν above ‖μ‖ (an exact penalty, Han 1977).
 """
 
 import math
@@ -128,6 +128,11 @@ def _flat(function: Function, rule: Constraint) -> Function:
                 f"the residual or inequality of {rule.name} returned {returned}: it must be a tensor of real numbers "
                 "that can be differentiated; complex ones are two, torch.view_as_real(r)."
             )
+        if value.device != x.device:
+            raise ConstraintError(
+                f"the residual or inequality of {rule.name} is on {value.device} and the images are on {x.device}: "
+                "write tensor.to(x.device) in the function, or register_buffer in a namm.Constraint."
+            )
         if value.ndim == 0 or len(value) != len(x) or not value.numel():
             raise ConstraintError(
                 f"the residual or inequality of {rule.name} has shape {tuple(value.shape)} for {len(x)} images: it "
@@ -186,7 +191,9 @@ class Linearised:
     def transposed(self, u: Tensor) -> Tensor:
         """Aᵀu: (B, R) → (B, C, H, W)."""
         split = (self.weights * u).split([part.value.shape[1] for part in self.parts], dim=1)
-        return self.s * torch.stack([part.transposed(rows) for part, rows in zip(self.parts, split, strict=True)]).sum(0)
+        return self.s * torch.stack([part.transposed(rows) for part, rows in zip(self.parts, split, strict=True)]).sum(
+            0
+        )
 
     def times(self, v: Tensor) -> Tensor:
         """Av: (B, C, H, W) → (B, R)."""
@@ -210,9 +217,9 @@ def needs_forward(problem: "Problem", y: Tensor) -> bool:
         if not (gap.abs() > math.sqrt(torch.finfo(y.dtype).eps) * 100 * size).any():
             return forward
     raise ConstraintError(
-        "the residual can be differentiated once only, or its derivatives are wrong, or it mixes the images of a batch: "
-        "each image needs rows of its own, and a torch.autograd.Function a backward made of differentiable operations, "
-        "or a jvp that agrees with it."
+        "the residual can be differentiated once only, or its derivatives are wrong, or it mixes the images of a "
+        "batch: each image needs rows of its own, and a torch.autograd.Function a backward made of differentiable "
+        "operations, or a jvp that agrees with it."
     )
 
 
@@ -326,11 +333,12 @@ def gauss_newton(x0: Tensor, equations: Equations, s: Tensor, precision: float) 
         lin = Linearised(problem, here, forward=forward)
         wrong = problem.broken(lin.value)
         before = _norm(wrong)
-        size = size if step else largest_eigenvalue(lin)
+        now = largest_eigenvalue(lin)
+        size = size if step else now
         stuck = _norm(lin.transposed(wrong)) <= STUCK * size.sqrt() * before
         # Towards x⁰ it goes by a share of the way only, where the rule is so curved that more would be too far.
         anchor = (1 - share[:, None, None, None]) * here
-        mu, used = multipliers(lin, anchor, mu, problem.at_most, size, negligible / 4, min(CG_STEPS, work))
+        mu, used = multipliers(lin, anchor, mu, problem.at_most, now, negligible / 4, min(CG_STEPS, work))
         work -= used
         towards = anchor - lin.transposed(mu) - here
         here, left, fraction = line_search(problem, here, towards, before, 2 * _norm(mu), share)
@@ -347,7 +355,8 @@ def gauss_newton(x0: Tensor, equations: Equations, s: Tensor, precision: float) 
         steps[todo.cpu().numpy()] += 1
         met_all[todo] = left <= negligible
         if (over := (done | (step == STEPS - 1) | (work <= 0)) & (left > negligible)).any():
-            contradicting[todo[over].cpu().numpy()] = is_stuck(problem.only(over), here[over], size[over], forward)
+            nowhere = is_stuck(problem.only(over), here[over], size[over], forward)
+            contradicting[todo[over].cpu().numpy()] = nowhere & halted[over].cpu().numpy()
         problem, todo = problem.only(~done), todo[~done]
         here, mu, share, size, negligible = (each[~done] for each in (here, mu, share, size, negligible))
     return Solution(x0 + s * y, steps, met_all.cpu().numpy(), contradicting)
