@@ -106,7 +106,7 @@ def _residual(rule: Constraint) -> Rows:
         if known is None:
             return None
         times, transposed = known
-        shape = rule.residual(x[:0]).shape[1:]
+        shape = rule.residual(x[:1]).shape[1:]
         return lambda v: times(v).flatten(1), lambda u: transposed(u.unflatten(1, shape))
 
     return Rows(_flat(rule.residual, rule), products)
