@@ -75,6 +75,7 @@ def test_data_that_do_not_fit_are_streamed(monkeypatch):
 def test_dtypes():
     assert to_tensor(np.full(2, 255, np.uint8)).tolist() == [1.0, 1.0]
     assert to_tensor(torch.ones(2, requires_grad=True)).requires_grad is False
+    assert to_tensor(np.arange(3.0)[::-1][:1]).tolist() == [2.0]  # contiguous, as NumPy sees it, with a stride below 0
     with pytest.raises(DataError, match="int32 have no known scale"):
         to_tensor(np.zeros(2, np.int32))
     assert to_tensor(np.zeros(2, np.float64)).dtype == torch.float64

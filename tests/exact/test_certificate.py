@@ -184,3 +184,10 @@ def test_a_network_is_measured_in_evaluation_mode():
     certificate = certify(x, constraint(network))
     assert network.training
     np.testing.assert_allclose(certificate.after, network.eval()(x).detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_rule_that_overflows_is_not_reached():
+    certificate = certify(1e200 * torch.ones(2, 1, 2, 2, dtype=torch.float64), lambda x: x.square().sum((1, 2, 3)))
+    assert np.isinf(certificate.after).all()
+    assert not certificate.reached.any()

@@ -282,6 +282,52 @@ def test_burgers_with_a_known_column_or_speeds_within_bounds():
     assert rule(found.images).max() < 1e-9
 
 
+@pytest.mark.parametrize("step", [crank_nicolson, euler])
+def test_the_derivative_that_burgers_knows_is_that_of_its_residual(step):
+    rule = Burgers(step, dt=0.1, inner_steps=2)
+    x, _ = trajectories(rule)
+    v, u = randn(2, 1, 8, 4, seed=3), randn(2, 1, 8, 3, seed=4)
+    times, transposed = rule.derivative(x)
+    h = 1e-4
+    differences = (rule.residual(x + h * v) - rule.residual(x - h * v)) / (2 * h)
+    torch.testing.assert_close(times(v), differences, rtol=0, atol=1e-7)
+    torch.testing.assert_close(transposed(u), torch.func.vjp(rule.residual, x)[1](u)[0], rtol=0, atol=1e-12)
+
+
+class Halves(Constraint):
+    """x² = ½ row by row in every second row, which is a residual (B, H/2, W) with a derivative of its own."""
+
+    def __init__(self, factor=2.0):
+        super().__init__()
+        self.factor = factor
+
+    def distance(self, x):
+        return self.residual(x).abs().mean((1, 2))
+
+    def residual(self, x):
+        return x[:, 0, ::2].square() - 0.5
+
+    def derivative(self, x):
+        slope = 2 * x[:, 0, ::2]
+
+        def transposed(u):
+            image = torch.zeros_like(x)
+            image[:, 0, ::2] = self.factor / 2 * slope * u
+            return image
+
+        return (lambda v: slope * v[:, 0, ::2]), transposed
+
+
+def test_a_rule_that_knows_its_derivative_in_a_sum_with_bounds():
+    x = 0.3 + randn(3, 1, 4, 6).abs()
+    for rule in (Halves(), 2 * Halves() + inequalities(lambda x: x.mean((1, 2, 3)) - 9)):
+        found = polish(x, rule, bounds=(0, 2)).images
+        torch.testing.assert_close(found[:, 0, ::2], torch.full((3, 2, 6), math.sqrt(0.5), dtype=x.dtype))
+        torch.testing.assert_close(found[:, 0, 1::2], x[:, 0, 1::2].clamp(max=2), rtol=0, atol=1e-12)
+    with pytest.raises(ConstraintError, match="its derivatives are wrong"):
+        polish(x, Halves(factor=3.0))
+
+
 def test_burgers_with_scales_that_differ_a_millionfold():
     rule = Burgers(dt=0.1, inner_steps=2)
     x, _ = trajectories(rule)
@@ -725,6 +771,46 @@ def test_what_is_no_rule(rule, sentence):
     for call in (polish, namm.certify):
         with pytest.raises(UsageError, match=sentence):
             call(randn(1, 1, 4, 4), rule)
+
+
+@pytest.mark.parametrize(
+    ("residual", "sentence"),
+    [
+        (lambda x: (x.sum((1, 2, 3)),), "returned tuple"),
+        (lambda x: None, "returned NoneType"),
+        (lambda x: x.detach().numpy().sum((1, 2, 3)), "returned ndarray"),
+        (lambda x: x.sum((1, 2, 3)) > 0, "returned torch.bool"),
+        (lambda x: x.sum((1, 2, 3)).long(), "returned torch.int64"),
+        (lambda x: torch.fft.fft2(x)[:, 0], r"returned torch.complex\d+: .*view_as_real"),
+        (lambda x: torch.zeros(len(x), device="meta"), "is on meta and the images are on cpu"),
+        (lambda x: x[:, :0], "values per image"),
+        (lambda x: x.sum((1, 2, 3)) - x.mean(), "mixes the images of a batch"),
+    ],
+)
+def test_a_residual_that_is_none_is_answered_by_a_sentence(residual, sentence):
+    rule = namm.constraint(lambda x: x.sum((1, 2, 3)).abs(), residual=residual)
+    with pytest.raises(ConstraintError, match=sentence):
+        polish(randn(3, 1, 4, 4), rule)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_a_scale_whose_square_no_number_holds(scale):
+    x = randn(2, 1, 4, 4)
+    for bounds in (None, (-9, 9)):
+        expected, found = (polish(x, TotalFlux(3.0), bounds=bounds, scale=s) for s in (1.0, scale))
+        torch.testing.assert_close(found.images, expected.images, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found.certificate.moved * scale, expected.certificate.moved, rtol=1e-9)
+
+
+def test_what_is_far_is_not_called_contradicting_and_what_is_nearly_met_no_disagreement():
+    sphere = equations(lambda x: x.square().sum((1, 2, 3)) - 1)
+    far = polish(1e9 * randn(3, 1, 5, 7), sphere).certificate
+    assert not far.reached.any()
+    assert solver.CONTRADICTION not in far.notes
+    x = randn(60, 1, 6, 6, dtype=torch.float32) * torch.logspace(0, 1.5, 60)[:, None, None, None]
+    moments = equations(lambda x: torch.stack([x.square().mean((1, 2, 3)) - 1, (x**3).mean((1, 2, 3))], 1))
+    found = polish(x, moments, bounds=(-3, 3)).certificate
+    assert solver.DISAGREEMENT not in found.notes
 
 
 def test_a_nearest_image_of_another_shape():

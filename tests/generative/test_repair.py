@@ -11,7 +11,7 @@ from torch import nn
 
 import namm
 from namm.constraints import Periodic, TotalFlux
-from namm.errors import DataError, NammWarning, UsageError
+from namm.errors import ConstraintError, DataError, NammWarning, UsageError
 from namm.evaluation import compare, distance_summary, floor
 from namm.evaluation.verdict import Figures, judge
 from namm.generative.repair import SUBSETS, repair
@@ -181,6 +181,13 @@ def test_what_cannot_be_repaired_is_said_in_a_sentence(images):
         repair(x, small_map(), data=data)
     with pytest.raises(DataError, match="at least two and four"):
         repair(x[:1], small_map(), rule=RULE, data=data)
+
+
+def test_what_is_no_map_and_what_is_no_distance(images):
+    with pytest.raises(UsageError, match=r"has to_mirror .g. and to_data .f., and 'runs/flux' has not"):
+        repair(images[1], "runs/flux")
+    with pytest.raises(ConstraintError, match=r"is -.*, below 0: means of it say nothing"):
+        repair(images[1], IdentityMap(), rule=lambda x: -x.sum((1, 2, 3)))
 
 
 def test_few_images_are_measured_but_not_judged(images):

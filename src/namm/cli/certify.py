@@ -1,14 +1,12 @@
 """`namm certify`: how far each image of a file is from a rule, in float64, and whether that is as near as it can be."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import arg
 
 from namm.cli import HELP
 from namm.cli.options import (
+    ImageFile,
     Layout,
     answer,
     file_among,
@@ -21,7 +19,6 @@ from namm.cli.options import (
     rule_settings,
 )
 from namm.errors import UsageError
-from namm.experiments.engine.experiment import Rule
 from namm.experiments.presets import EXPERIMENTS
 
 OBEYING = 256
@@ -29,23 +26,13 @@ OBEYING = 256
 
 
 @dataclass(frozen=True)
-class Certify:
+class Certify(ImageFile):
     """Certify images: ℓ of each in float64, beside the data's own and what rounding does to it."""
 
-    file: Path
-    """Images: a file of `namm sample`, HDF5, NPY or NPZ, or a folder of PNGs."""
-    key: str | None = None
-    """Name of the array in FILE; `images` in a file of samples."""
-    layout: Layout | None = None
-    """Order of the axes of FILE; our own files and PNGs know theirs."""
     data_key: str | None = None
     """The same for the data; `test`, or else `train`, in a file of `namm data`."""
     data_layout: Layout | None = None
     """The same for the data."""
-    out: Annotated[Path | None, arg(aliases=["-o"])] = None
-    """Where the certificate goes as JSON, with the values of each image."""
-    rule: Rule = field(default_factory=Rule)
-    """The rule's numbers; a rule of the user's own has none that we know."""
 
 
 def usage() -> str:

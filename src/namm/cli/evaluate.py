@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Annotated, Any
-
-from tyro.conf import arg
+from typing import TYPE_CHECKING, Any
 
 from namm.cli import HELP
 from namm.cli.options import (
+    ImageFile,
     Layout,
     answer,
     format_usage,
@@ -23,7 +22,6 @@ from namm.cli.options import (
     rule_settings,
 )
 from namm.errors import RunFolderError, UsageError
-from namm.experiments.engine.experiment import Rule
 from namm.experiments.engine.folder import SETTINGS, find_run
 from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.engine.stages import STAGES, needs, summary
@@ -52,15 +50,9 @@ COLUMNS: dict[str, tuple[Callable[[Row], Sequence[float] | None], str]] = {
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(ImageFile):
     """Compare images with data: how well they keep a rule, and how much they resemble the data."""
 
-    file: Path
-    """Samples: a file of `namm sample`, HDF5, NPY or NPZ, or a folder of PNGs."""
-    key: str | None = None
-    """Name of the array in FILE; `images` in a file of samples."""
-    layout: Layout | None = None
-    """Order of the axes of FILE; our own files and PNGs know theirs."""
     against_key: str | None = None
     """The same for the data; `test`, or else `train`, in a file of `namm data`."""
     against_layout: Layout | None = None
@@ -73,10 +65,6 @@ class Files:
     """Also KID and FID, which need the weights of Inception (docs/evaluation.md) and take long without a GPU."""
     seed: int = 0
     """Decides which images are in the subsets."""
-    out: Annotated[Path | None, arg(aliases=["-o"])] = None
-    """Where the figures go as JSON."""
-    rule: Rule = field(default_factory=Rule)
-    """The rule's numbers; a rule of the user's own has none that we know."""
 
 
 def usage() -> str:

@@ -8,7 +8,7 @@ import difflib
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -31,6 +31,22 @@ T = TypeVar("T")
 
 RunName = Annotated[Positional[str], arg(metavar="RUN", help="Folder of the run, or its name in `runs`.")]
 Layout = Literal["NCHW", "NHWC"]
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """Options of a command that measures a rule on a file of images."""
+
+    file: Path
+    """Images: a file of `namm sample`, HDF5, NPY or NPZ, or a folder of PNGs."""
+    key: str | None = None
+    """Name of the array in FILE; `images` in a file of samples."""
+    layout: Layout | None = None
+    """Order of the axes of FILE; our own files and PNGs know theirs."""
+    out: Annotated[Path | None, arg(aliases=["-o"])] = None
+    """Where the figures go as JSON."""
+    rule: Rule = field(default_factory=Rule)
+    """The rule's numbers; a rule of the user's own has none that we know."""
 
 
 def log(line: str) -> None:

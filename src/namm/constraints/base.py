@@ -46,6 +46,8 @@ RuleFunction = Callable[..., Tensor]
 """A function of images (B, C, H, W), and of their numbers (B,) where the rule has a condition."""
 Condition = int | Callable[[Tensor], Tensor]
 """The channel that holds the numbers as constant planes, or a function (B, C, H, W) → (B,)."""
+Products = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+"""v ↦ Jv and u ↦ Jᵀu of a derivative J: v has the shape of images, u that of what is differentiated."""
 
 
 class Constraint(nn.Module, ABC):
@@ -111,6 +113,13 @@ class Constraint(nn.Module, ABC):
         """Optional: the image x' that obeys the rule with the smallest ‖(x' − x) / scale‖, for `namm.polish`.
 
         None where the rule knows no closed form or solver of its own, or none for this scale (broadcasts to x, > 0).
+        """
+        return None
+
+    def derivative(self, x: Tensor) -> Products | None:
+        """Optional: products with the derivative of `residual` at images x, for `namm.polish`, which takes hundreds.
+
+        None where automatic differentiation is as good.
         """
         return None
 

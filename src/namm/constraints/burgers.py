@@ -12,14 +12,17 @@ from operator import index
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from namm.constraints.base import Constraint
+from namm.constraints.base import Constraint, Products
 from namm.errors import DataError, UsageError
 from namm.numerics import at_least_float32
 from namm.simulators.burgers import DT, BurgersGrid, Step, advance, crank_nicolson, rollout
 
 FITS, HALVINGS, FITTED = 12, 6, 1e-9
 """Most fits of a trajectory to an image, halvings of a step, and the gain in the misfit that is worth another fit."""
+TANGENTS = 2**23
+"""Values of derivatives that are computed together."""
 CONTRAST = 10.0
 """Largest scale over the smallest up to which the first trajectory's matrix serves all fits."""
 
@@ -111,26 +114,45 @@ class Burgers(Constraint):
                 break
         return fitted
 
+    def derivative(self, x: Tensor) -> Products:
+        """Products with the matrices that lead from column to column, (B, 1, H, W) ⇄ (B, 1, H, W − 1)."""
+        forth = self._transitions(self._checked(x)[0]).contiguous()  # (B, W − 1, from, to)
+
+        def times(v: Tensor) -> Tensor:
+            led = (v[:, 0, :, :-1].mT[..., None, :] @ forth).squeeze(-2)
+            return v[..., 1:] - led.mT[:, None]
+
+        def transposed(u: Tensor) -> Tensor:
+            led = (forth @ u[:, 0].mT[..., None]).squeeze(-1)
+            return functional.pad(u, (1, 0)) - functional.pad(led.mT[:, None], (0, 1))
+
+        return times, transposed
+
     def _fit_matrix(self, fitted: Tensor, weight: Tensor) -> Tensor:
         """Σₜ Pₜᵀ Pₜ / scaleₜ² of trajectories (B, 1, H, W), in float32, which is enough for a direction: (B, H, H)."""
-        states, weight = fitted[:, 0].float(), weight[:, 0].float()
-        grid, rows = self.grid(states.shape[1]), states.shape[1]
+        weight, rows = weight[:, 0].float(), fitted.shape[2]
+        transitions = self._transitions(fitted.float())
+        derivative = torch.eye(rows, device=fitted.device).expand(len(fitted), rows, rows)  # Pₜᵀ, (B, from, to)
+        matrix = torch.zeros_like(derivative)
+        for t in range(fitted.shape[-1]):
+            derivative = derivative @ transitions[:, t - 1] if t else derivative
+            weighted = derivative * weight[:, None, :, t]
+            matrix = matrix + weighted @ weighted.mT
+        return matrix
+
+    def _transitions(self, x: Tensor) -> Tensor:
+        """The derivative of each column's successor, (B, 1, H, W) → (B, W − 1, from, to)."""
+        grid, rows, states = self.grid(x.shape[2]), x.shape[2], x[:, 0, :, :-1]
 
         def along(direction: Tensor) -> Tensor:
             def onwards(u: Tensor) -> Tensor:
                 return advance(u, grid, self.inner_steps, self.step, dim=-2)
 
-            return torch.func.jvp(onwards, (states[..., :-1],), (direction.expand_as(states[..., :-1]),))[1]
+            return torch.func.jvp(onwards, (states,), (direction.expand_as(states),))[1]
 
-        unit = torch.eye(rows, device=states.device)
-        transitions = torch.func.vmap(along)(unit[:, None, :, None]).permute(1, 3, 0, 2)  # (B, W − 1, from, to)
-        derivative = unit.expand(len(states), rows, rows)  # Pₜᵀ, (B, from, to)
-        matrix = torch.zeros_like(derivative)
-        for t in range(states.shape[-1]):
-            derivative = derivative @ transitions[:, t - 1] if t else derivative
-            weighted = derivative * weight[:, None, :, t]
-            matrix = matrix + weighted @ weighted.mT
-        return matrix
+        unit = torch.eye(rows, dtype=x.dtype, device=x.device)[:, None, :, None]
+        at_once = max(1, TANGENTS // states.numel())
+        return torch.func.vmap(along, chunk_size=at_once)(unit).permute(1, 3, 0, 2)
 
     def _checked(self, x: Tensor) -> tuple[Tensor, BurgersGrid]:
         """x in float32 or better and its grid; refuses what cannot be a trajectory."""

@@ -153,6 +153,7 @@ def to_tensor(rows: Any) -> Tensor:
     """Rows as a floating-point tensor: float64 is kept, bytes are scaled to [0, 1], other integers are refused."""
     if not isinstance(rows, Tensor):
         array = np.asarray(rows)
+        array = array.copy() if min(array.strides, default=0) < 0 else array  # NumPy ignores strides of a single row
         # FITS arrays are big-endian, views may be reversed, mapped files cannot be written to: torch takes none.
         rows = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     if rows.dtype == torch.uint8:

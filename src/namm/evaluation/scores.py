@@ -254,7 +254,7 @@ def measure_images(
     for start in range(0, images.shape[0], batch_size):
         x = read(images, slice(start, start + batch_size), name).to(device)
         if constraint is not None:
-            distances.append(_finite(constraint(x), start, name, constraint))
+            distances.append(_distances(constraint(x), start, name, constraint))
         variation += float(total_variation(x).cpu().double().sum())
         pixels = wide(x)
         chunk, count = pixels.mean(0), n + len(x)
@@ -265,8 +265,8 @@ def measure_images(
     return Measured(torch.cat(distances) if distances else torch.empty(0), variation / n, spread)
 
 
-def _finite(distance: Tensor, start: int, name: str, constraint: Constraint) -> Tensor:
-    """ℓ (B,) in float64 on the CPU, refused where it is not finite."""
+def _distances(distance: Tensor, start: int, name: str, constraint: Constraint) -> Tensor:
+    """ℓ (B,) in float64 on the CPU, refused where it is negative or not finite."""
     values = distance.cpu().double()
     bad = (~torch.isfinite(values)).nonzero()
     if len(bad):
@@ -274,6 +274,11 @@ def _finite(distance: Tensor, start: int, name: str, constraint: Constraint) -> 
             f"{constraint.name} of image {start + int(bad[0])} of the {name} is {float(values[bad[0, 0]])}, although "
             "the image is finite: the distance overflows there; exclude these images and report how many, or fix the "
             "distance."
+        )
+    if (values < 0).any():
+        raise ConstraintError(
+            f"{constraint.name} of image {start + int(values.argmin())} of the {name} is {float(values.min()):.3g}, "
+            "below 0: means of it say nothing. Take the absolute value, or the square, of what must vanish."
         )
     return values
 

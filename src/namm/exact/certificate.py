@@ -77,7 +77,7 @@ class Certificate:
     @property
     def reached(self) -> np.ndarray:
         """Which images obey the rule as well as the data do, or as well as their own rounding allows (N,)."""
-        found: np.ndarray = self.after <= ALLOWED * (self.floor + self.rounding)
+        found: np.ndarray = np.isfinite(self.after) & (self.after <= ALLOWED * (self.floor + self.rounding))
         return found
 
     def lines(self) -> list[str]:
@@ -228,7 +228,7 @@ class WideRule:
             values += [rule.inequality(wide)] if rule.has_inequality else []
         except RuntimeError:
             return False
-        return all(value.dtype == torch.float64 for value in values)
+        return all(getattr(value, "dtype", None) == torch.float64 for value in values)
 
     @torch.no_grad()
     def distance(self, x: Tensor) -> np.ndarray:
@@ -250,8 +250,9 @@ class WideRule:
         ulp = max(torch.finfo(x.dtype).eps / 2, 4 * torch.finfo(wide.dtype).eps)
         if not self.draws:
             self._require_steady(wide[:1])
-            values = [self._shaken(wide[:1], ulp, draw) for draw in range(DRAWS)]
-            self.draws = 1 if np.std(values) < STEADY * np.mean(values) else DRAWS
+            values = np.array([self._shaken(wide[:1], ulp, draw) for draw in range(DRAWS)])
+            steady = np.isfinite(values).all() and values.std() < STEADY * values.mean()
+            self.draws = 1 if steady else DRAWS
         largest: np.ndarray = np.max([self._shaken(wide, ulp, draw) for draw in range(self.draws)], axis=0)
         return largest
 

@@ -7,12 +7,12 @@ linearised rule. It is y = −Aᵀμ, where μ, not negative for inequalities, s
 
     min ½ ‖Aᵀμ‖² − μ·(c(y_k) − A y_k) + λ/2 ‖μ − μ_k‖².
 
-This needs products with A and Aᵀ alone, which are derivatives of c. It is solved by conjugate gradients on the rows
-whose multipliers are free (modified proportioning with reduced gradient projections, Dostál and Schöberl 2005), all
-images of a batch at once and each with its own steps. A small λ makes μ unique where A is rank-deficient, and y the
-point that meets the equations best where these contradict each other; later steps undo its effect on any other (a
-proximal point method). The step is halved until ½ ‖y‖² + ν ‖what is broken‖ decreases, with ν above ‖μ‖ (an exact
-penalty, Han 1977).
+This needs products with A and Aᵀ alone: those of the rule itself (`Constraint.derivative`), or by automatic
+differentiation. It is solved by conjugate gradients on the rows whose multipliers are free (modified proportioning with
+reduced gradient projections, Dostál and Schöberl 2005), all images of a batch at once and each with its own steps. A
+small λ makes μ unique where A is rank-deficient, and y the point that meets the equations best where these contradict
+each other; later steps undo its effect on any other (a proximal point method). The step is halved until
+½ ‖y‖² + ν ‖what is broken‖ decreases, with ν above ‖μ‖ (an exact penalty, Han 1977).
 """
 
 import math
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from namm.constraints import Constraint
-from namm.constraints.base import Scaled, Sum
+from namm.constraints.base import Products, Scaled, Sum
 from namm.errors import ConstraintError
 from namm.numerics import generator
 
@@ -46,11 +46,24 @@ FLAT = 1e-8
 
 
 @dataclass(frozen=True)
-class Equations:
-    """Functions (B, C, H, W) → (B, …) that must be 0, and others that must not be positive."""
+class Rows:
+    """Rows (B, R) of images (B, C, H, W), and products with their derivative at x, (B, R), where these are known."""
 
-    equal: list[Function]
-    at_most: list[Function]
+    function: Function
+    products: Callable[[Tensor], Products | None] = lambda x: None
+
+    def linearised(self, x: Tensor, forward: bool) -> "Differentiated | Known":
+        """The rows at x."""
+        products = self.products(x)
+        return Differentiated(self.function, x, forward) if products is None else Known(self.function(x), *products)
+
+
+@dataclass(frozen=True)
+class Equations:
+    """Rows that must be 0, and others that must not be positive."""
+
+    equal: list[Rows]
+    at_most: list[Rows]
 
     @classmethod
     def of(cls, rule: Constraint, bounds: Bounds) -> "Equations | None":
@@ -61,13 +74,13 @@ class Equations:
         parts = _parts(rule)
         if not any(part.has_residual or part.has_inequality for part in parts):
             return None
-        equal = [_flat(part.residual if part.has_residual else part, part) for part in parts if not only_at_most(part)]
-        at_most = [_flat(part.inequality, part) for part in parts if part.has_inequality]
+        equal = [_residual(part) for part in parts if not only_at_most(part)]
+        at_most = [Rows(_flat(part.inequality, part)) for part in parts if part.has_inequality]
         low, high = bounds
         if low is not None:
-            at_most.append(lambda x: low - x.flatten(1))
+            at_most.append(Rows(lambda x: low - x.flatten(1), lambda x: _multiple(-1, x)))
         if high is not None:
-            at_most.append(lambda x: x.flatten(1) - high)
+            at_most.append(Rows(lambda x: x.flatten(1) - high, lambda x: _multiple(1, x)))
         return cls(equal, at_most)
 
 
@@ -83,12 +96,44 @@ def _parts(rule: Constraint) -> list[Constraint]:
     return [each for part in rule.parts for each in _parts(part)] if isinstance(rule, Sum) else [rule]  # type: ignore[arg-type]
 
 
+def _residual(rule: Constraint) -> Rows:
+    """r with the rule's own derivative, or ℓ."""
+    if not rule.has_residual:
+        return Rows(_flat(rule, rule))
+
+    def products(x: Tensor) -> Products | None:
+        known = rule.derivative(x)
+        if known is None:
+            return None
+        times, transposed = known
+        shape = rule.residual(x[:1]).shape[1:]
+        return lambda v: times(v).flatten(1), lambda u: transposed(u.unflatten(1, shape))
+
+    return Rows(_flat(rule.residual, rule), products)
+
+
+def _multiple(factor: float, x: Tensor) -> Products:
+    """Products of rows that are a multiple of the pixels."""
+    return lambda v: factor * v.flatten(1), lambda u: factor * u.reshape(x.shape)
+
+
 def _flat(function: Function, rule: Constraint) -> Function:
     """The same with rows as one axis, (B, C, H, W) → (B, R)."""
 
     def flat(x: Tensor) -> Tensor:
         value = function(x)
-        if value.ndim == 0 or len(value) != len(x):
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            returned = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+            raise ConstraintError(
+                f"the residual or inequality of {rule.name} returned {returned}: it must be a tensor of real numbers "
+                "that can be differentiated; complex ones are two, torch.view_as_real(r)."
+            )
+        if value.device != x.device:
+            raise ConstraintError(
+                f"the residual or inequality of {rule.name} is on {value.device} and the images are on {x.device}: "
+                "write tensor.to(x.device) in the function, or register_buffer in a namm.Constraint."
+            )
+        if value.ndim == 0 or len(value) != len(x) or not value.numel():
             raise ConstraintError(
                 f"the residual or inequality of {rule.name} has shape {tuple(value.shape)} for {len(x)} images: it "
                 "must have values per image, (B, …)."
@@ -98,39 +143,71 @@ def _flat(function: Function, rule: Constraint) -> Function:
     return flat
 
 
-class Linearised:
-    """c(y) (B, R) at one batch, and products with its derivative A and with Aᵀ."""
+# Derivatives
 
-    def __init__(self, function: Function, y: Tensor, *, forward: bool = False) -> None:
+
+@dataclass(frozen=True)
+class Known:
+    """Rows at one batch of images, and products with a derivative that the rule knows."""
+
+    value: Tensor
+    times: Callable[[Tensor], Tensor]
+    transposed: Callable[[Tensor], Tensor]
+
+
+class Differentiated:
+    """The same with products by automatic differentiation."""
+
+    def __init__(self, function: Function, x: Tensor, forward: bool) -> None:
         self.function, self.forward = function, forward
-        self.y = y.detach().requires_grad_()
+        self.x = x.detach().requires_grad_()
         with torch.enable_grad():
-            # What does not depend on y has the derivative 0, which autograd would refuse.
-            self.c = function(self.y) + 0 * self.y.flatten(1).sum(1, keepdim=True)
-            # Aᵀu is linear in u, and its derivative along v is Av: two backward passes instead of a forward one.
+            # What does not depend on x has the derivative 0, which autograd would refuse.
+            self.c = function(self.x) + 0 * self.x.flatten(1).sum(1, keepdim=True)
+            # Jᵀu is linear in u, and its derivative along v is Jv: two backward passes instead of a forward one.
             self.u = torch.zeros_like(self.c, requires_grad=True)
-            (self.image,) = torch.autograd.grad(self.c, self.y, self.u, create_graph=True)
+            (self.image,) = torch.autograd.grad(self.c, self.x, self.u, create_graph=True)
         self.value = self.c.detach()
 
     def transposed(self, u: Tensor) -> Tensor:
-        """Aᵀu: (B, R) → (B, C, H, W)."""
-        return torch.autograd.grad(self.c, self.y, u, retain_graph=True)[0]
+        """Jᵀu: (B, R) → (B, C, H, W)."""
+        return torch.autograd.grad(self.c, self.x, u, retain_graph=True)[0]
 
     def times(self, v: Tensor) -> Tensor:
-        """Av: (B, C, H, W) → (B, R)."""
+        """Jv: (B, C, H, W) → (B, R)."""
         if self.forward:
-            return torch.func.jvp(self.function, (self.y.detach(),), (v,))[1].detach()
+            return torch.func.jvp(self.function, (self.x.detach(),), (v,))[1].detach()
         return torch.autograd.grad(self.image, self.u, v, retain_graph=True)[0]
 
 
-def needs_forward(function: Function, y: Tensor) -> bool:
+class Linearised:
+    """c(y) (B, R) at one batch, and products with its derivative A and with Aᵀ."""
+
+    def __init__(self, problem: "Problem", y: Tensor, *, forward: bool = False) -> None:
+        self.y, self.s, self.weights = y, problem.s, problem.weights
+        self.parts = [rows.linearised(problem.images(y), forward) for rows in problem.every]
+        self.value = self.weights * torch.cat([part.value for part in self.parts], dim=1)
+
+    def transposed(self, u: Tensor) -> Tensor:
+        """Aᵀu: (B, R) → (B, C, H, W)."""
+        split = (self.weights * u).split([part.value.shape[1] for part in self.parts], dim=1)
+        return self.s * torch.stack([part.transposed(rows) for part, rows in zip(self.parts, split, strict=True)]).sum(
+            0
+        )
+
+    def times(self, v: Tensor) -> Tensor:
+        """Av: (B, C, H, W) → (B, R)."""
+        return self.weights * torch.cat([part.times(self.s * v) for part in self.parts], dim=1)
+
+
+def needs_forward(problem: "Problem", y: Tensor) -> bool:
     """Whether A is to be had by forward differentiation only, because c can be differentiated backward once.
 
     A backward pass that cannot be differentiated gives zeros without a word, so that both are compared by
     u·(A v) = (Aᵀu)·v.
     """
     for forward in (False, True):
-        lin = Linearised(function, y, forward=forward)
+        lin = Linearised(problem, y, forward=forward)
         u, v = _signs(lin.value), _signs(y)
         back = lin.transposed(u)
         try:
@@ -140,8 +217,9 @@ def needs_forward(function: Function, y: Tensor) -> bool:
         if not (gap.abs() > math.sqrt(torch.finfo(y.dtype).eps) * 100 * size).any():
             return forward
     raise ConstraintError(
-        "the residual can be differentiated once only, or its derivatives are wrong: a torch.autograd.Function in it "
-        "needs a backward made of differentiable operations, or a jvp that agrees with it."
+        "the residual can be differentiated once only, or its derivatives are wrong, or it mixes the images of a "
+        "batch: each image needs rows of its own, and a torch.autograd.Function a backward made of differentiable "
+        "operations, or a jvp that agrees with it."
     )
 
 
@@ -152,7 +230,7 @@ class Problem:
     Attributes:
         x0: Images (B, C, H, W).
         s: What moves are measured in, (1, C, H, W).
-        equations: The functions that the rows come from.
+        equations: Where the rows come from.
         at_most: Which rows must not be positive, (R,).
         weights: What makes the rows of A equally long, to within a factor of three: (B, R).
     """
@@ -170,10 +248,10 @@ class Problem:
         The mean of (A η)² over random signs η is the sum of squares in each row. Rows that are about as long as those
         of their function in the mean get that function's weight.
         """
-        at_most, weights = [], []
+        weights = []
         near = _norm(x0) / s.norm()
         move = math.sqrt(torch.finfo(x0.dtype).eps) * torch.where(near > 0, near, 1.0)[:, None, None, None]
-        for function in (*equations.equal, *equations.at_most):
+        for function in (rows.function for rows in (*equations.equal, *equations.at_most)):
             value = function(x0)
             moves = [function(x0 + s * move * _signs(x0, probe)) - value for probe in range(PROBES)]
             length = torch.stack(moves).square().mean(0).sqrt() / move.flatten(1)
@@ -182,8 +260,17 @@ class Problem:
             length = typical * torch.where(powers > math.log10(FLAT), 10**powers, 1.0)
             usable = torch.isfinite(length) & (length > 0)
             weights.append(torch.where(usable, 1 / length, 1.0))
-            at_most.append(torch.full_like(value[0], function in equations.at_most, dtype=torch.bool))
-        return cls(x0, s, equations, torch.cat(at_most), torch.cat(weights, dim=1))
+        numbers = torch.repeat_interleave(torch.tensor([each.shape[1] for each in weights])).to(x0.device)
+        return cls(x0, s, equations, numbers >= len(equations.equal), torch.cat(weights, dim=1))
+
+    @property
+    def every(self) -> tuple[Rows, ...]:
+        """All rows, equations first."""
+        return (*self.equations.equal, *self.equations.at_most)
+
+    def images(self, y: Tensor) -> Tensor:
+        """x of y."""
+        return self.x0 + self.s * y
 
     def only(self, kept: Tensor) -> "Problem":
         """That of the images `kept` (B,)."""
@@ -191,10 +278,9 @@ class Problem:
 
     def rows(self, y: Tensor, error: float = 0.0) -> Tensor:
         """c(y), (B, R), for a relative error of x in a random direction."""
-        x = self.x0 + self.s * y
+        x = self.images(y)
         x = x * (1 + error * _signs(x)) if error else x
-        functions = (*self.equations.equal, *self.equations.at_most)
-        return self.weights * torch.cat([function(x) for function in functions], dim=1)
+        return self.weights * torch.cat([rows.function(x) for rows in self.every], dim=1)
 
     def broken(self, c: Tensor) -> Tensor:
         """What is wrong with c: the positive part of inequalities, (B, R)."""
@@ -240,18 +326,19 @@ def gauss_newton(x0: Tensor, equations: Equations, s: Tensor, precision: float) 
     todo, work = (torch.isfinite(c).all(1) & ~met_all).nonzero()[:, 0], CG_WORK
     problem, here, mu, negligible = whole.only(todo), y[todo], torch.zeros_like(c[todo]), negligible[todo]
     share, size = torch.ones_like(negligible), torch.ones_like(negligible)
-    forward = len(todo) > 0 and needs_forward(problem.rows, here)
+    forward = len(todo) > 0 and needs_forward(problem, here)
     for step in range(STEPS):
         if not len(todo) or work <= 0:
             break
-        lin = Linearised(problem.rows, here, forward=forward)
+        lin = Linearised(problem, here, forward=forward)
         wrong = problem.broken(lin.value)
         before = _norm(wrong)
-        size = size if step else largest_eigenvalue(lin)
+        now = largest_eigenvalue(lin)
+        size = size if step else now
         stuck = _norm(lin.transposed(wrong)) <= STUCK * size.sqrt() * before
         # Towards x⁰ it goes by a share of the way only, where the rule is so curved that more would be too far.
         anchor = (1 - share[:, None, None, None]) * here
-        mu, used = multipliers(lin, anchor, mu, problem.at_most, size, negligible / 4, min(CG_STEPS, work))
+        mu, used = multipliers(lin, anchor, mu, problem.at_most, now, negligible / 4, min(CG_STEPS, work))
         work -= used
         towards = anchor - lin.transposed(mu) - here
         here, left, fraction = line_search(problem, here, towards, before, 2 * _norm(mu), share)
@@ -268,7 +355,8 @@ def gauss_newton(x0: Tensor, equations: Equations, s: Tensor, precision: float) 
         steps[todo.cpu().numpy()] += 1
         met_all[todo] = left <= negligible
         if (over := (done | (step == STEPS - 1) | (work <= 0)) & (left > negligible)).any():
-            contradicting[todo[over].cpu().numpy()] = is_stuck(problem.only(over), here[over], size[over], forward)
+            nowhere = is_stuck(problem.only(over), here[over], size[over], forward)
+            contradicting[todo[over].cpu().numpy()] = nowhere & halted[over].cpu().numpy()
         problem, todo = problem.only(~done), todo[~done]
         here, mu, share, size, negligible = (each[~done] for each in (here, mu, share, size, negligible))
     return Solution(x0 + s * y, steps, met_all.cpu().numpy(), contradicting)
@@ -276,7 +364,7 @@ def gauss_newton(x0: Tensor, equations: Equations, s: Tensor, precision: float) 
 
 def is_stuck(problem: Problem, y: Tensor, size: Tensor, forward: bool) -> np.ndarray:
     """Where no small step brings y nearer to the rule, relative to ‖A‖² in the beginning, (B,)."""
-    lin = Linearised(problem.rows, y, forward=forward)
+    lin = Linearised(problem, y, forward=forward)
     wrong = problem.broken(lin.value)
     found: np.ndarray = (_norm(lin.transposed(wrong)) <= STUCK_AT_LAST * size.sqrt() * _norm(wrong)).cpu().numpy()
     return found
@@ -310,7 +398,7 @@ def multipliers(
     def free(gradient: Tensor) -> Tensor:
         return torch.where(at_most & (mu <= 0), 0.0, gradient)
 
-    gradient = lin.times(lin.y.detach() - anchor + lin.transposed(mu)) - lin.value
+    gradient = lin.times(lin.y - anchor + lin.transposed(mu)) - lin.value
     direction, enough, used = free(gradient), None, 0
     while used < most:
         used += 1

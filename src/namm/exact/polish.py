@@ -30,6 +30,8 @@ from namm.progress import ProgressBar
 
 PIXELS = {"cpu": 2**18, "cuda": 2**22}
 """Pixels, of all channels, that are polished together."""
+DISAGREES = 1e-3
+"""What is left of ℓ, as a share, from which on it does not vanish with the residual; less of it is rounding."""
 NOT_FINITE = "The rule of some images is not finite: these stay as they are."
 CONTRADICTION = (
     "Some images cannot obey all equations at once: near them the equations contradict each other, and they were left "
@@ -91,6 +93,7 @@ def polish(
     check_images(x, "images")
     rule, floor = as_rule(rule), checked_floor(floor)
     s = pixel_scale(scale, frozen, tuple(x.shape[1:]))
+    unit = float(s.max())  # what is nearest does not depend on it, and squares of 1e-200 are 0
     ends = _checked_bounds(bounds)
     place = torch.device(device if device is not None else getattr(x, "device", "cpu"))
     size = max(1, PIXELS.get(place.type, PIXELS["cpu"]) // math.prod(x.shape[1:]))
@@ -100,11 +103,11 @@ def polish(
             start = at_least_float32(part.to(place))
             if not torch.isfinite(start).all():
                 raise DataError(f"an image among {done} to {done + len(part) - 1} holds NaN or inf: nothing is near.")
-            image, certificate = _polish_batch(start, wide, s.to(place), ends, floor)
+            image, certificate = _polish_batch(start, wide, (s / unit).to(place), ends, floor)
             if images is None:
                 images = image.new_empty(tuple(x.shape), device=getattr(x, "device", "cpu"))
             images[done : done + len(part)] = image
-            certificates.append(certificate)
+            certificates.append(replace(certificate, moved=certificate.moved / unit))
             done += len(part)
             bar.advance(len(part))
     assert images is not None  # there is at least one
@@ -144,11 +147,12 @@ def _polish_batch(x: Tensor, wide: WideRule, scale: Tensor, bounds: Bounds, floo
     certificate = Certificate(wide.narrow.name, method, floor, before, after, rms, steps, wide.rounding(image))
     finite = finite.cpu().numpy() & np.isfinite(before)
     off = ~certificate.reached & (after > EXACT * before)
+    disagree = off & met & (after > DISAGREES * before)
     wrong = {
         NOT_FINITE: ~certificate.reached & ~finite,
         CONTRADICTION: off & finite & stuck,
-        DISAGREEMENT: off & finite & met,
-        ONLY_DISTANCE if method == "Polyak" else UNFINISHED: off & finite & ~stuck & ~met,
+        DISAGREEMENT: disagree & finite,
+        ONLY_DISTANCE if method == "Polyak" else UNFINISHED: off & finite & ~stuck & ~disagree,
     }
     return image, replace(certificate, notes=(*wide.notes, *(note for note, images in wrong.items() if images.any())))
 
@@ -197,7 +201,9 @@ def _checked_bounds(bounds: Bounds | None) -> Bounds:
         low, high = (-math.inf, math.inf) if bounds is None else bounds
         low, high = -math.inf if low is None else float(low), math.inf if high is None else float(high)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"bounds must be two numbers (low, high), None where there is none, not {bounds}.") from error
+        raise UsageError(
+            f"bounds must be two numbers (low, high), None where there is none, not {str(bounds)[:80]}."
+        ) from error
     if not (low < high and low < math.inf and high > -math.inf):
         raise UsageError(f"bounds must be (low, high) with low < high, not {bounds}.")
     return (None if low == -math.inf else low), (None if high == math.inf else high)

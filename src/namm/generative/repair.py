@@ -193,6 +193,11 @@ def _check(x: Images, mirror: Mirror, data: Images | None, device: torch.device)
                 f"{x.shape[0]} images cannot be compared with {data.shape[0]} real ones: at least two and four are "
                 "needed. Leave data= out to measure ℓ alone."
             )
+    if not all(callable(getattr(mirror, method, None)) for method in ("to_mirror", "to_data")):
+        raise UsageError(
+            f"a map has to_mirror (g) and to_data (f), and {str(mirror)[:80]!r} has not: pass the mirror of "
+            "namm.train_map, namm.Run(folder).mirror or namm.MirrorMap.load(folder)."
+        )
     _require_shape(x, mirror, device)
     for start in range(0, x.shape[0], CHUNK):
         read(x, slice(start, start + CHUNK), "images to repair")
