@@ -23,7 +23,8 @@ from namm.constraints.base import RuleFunction, Scaled, as_rule
 from namm.datasets.batches import Images, check_images, in_chunks
 from namm.errors import ConstraintError, DataError, UsageError
 from namm.exact.certificate import Certificate, WideRule, checked_floor
-from namm.exact.gauss_newton import Bounds, Equations, gauss_newton
+from namm.exact.equations import Bounds, Equations
+from namm.exact.gauss_newton import gauss_newton
 from namm.exact.polyak import EXACT, polyak
 from namm.numerics import at_least_float32, full_precision, generator
 from namm.progress import ProgressBar

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from namm.constraints import Constraint
-from namm.exact.gauss_newton import Bounds
+from namm.exact.equations import Bounds
 
 POLYAK_STEPS = 300
 """Most steps."""
