@@ -97,7 +97,7 @@ def test_a_file_that_is_no_certificate(text, tmp_path):
     path = tmp_path / "certificate.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(CheckpointError, match="no certificate|no JSON object"):
+    with pytest.raises(CheckpointError, match=r"no certificate|no JSON object"):
         Certificate.load(path)
 
 
