@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
             table.append((name, source, *cells, *[""] * (8 - len(cells))))
     titles = ["rule", "samples", "ℓ", "reached", "√MMD²", "TV", "spread", "moved", "by project", "s / s to draw"]
     if table:
-        print_table(titles, table)
+        print_table(titles, table, width=150)
     print("\n".join(f"missed: {miss}" for miss in missed) or "everything is as asked")
     return int(bool(missed))
 

@@ -55,6 +55,8 @@ def _checksums_of(array: h5py.Dataset) -> tuple[NDArray[np.int64], int]:
     """The checksums of an array, and how many rows each is of; refused where they cannot be its own."""
     file, name = array.file, array.name.lstrip("/")
     kept, rows = file[f"{CHECKSUMS}/{name}"], rows_per_block(file, name)
+    if not isinstance(kept, h5py.Dataset):
+        raise ValueError(f"its checksums are a {type(kept).__name__.lower()}, not an array")
     if not 1 <= rows <= BLOCK or kept.shape != (-(-len(array) // rows),):
         raise ValueError(f"its {kept.shape} checksums, each of {rows} rows, are not those of {array.shape}")
     _require_room(kept, len(kept))

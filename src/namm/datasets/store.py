@@ -129,7 +129,7 @@ def unwritten(file: h5py.File) -> list[Block]:
     """Blocks whose values are not there, or do not match their checksum."""
     names: list[str] = []
     with damage_as(DataError, f"the blocks of {file.filename} cannot be checked ({REASON}): it is damaged."):
-        file[CHECKSUMS].visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        file[CHECKSUMS].visititems(lambda name, item: None if isinstance(item, h5py.Group) else names.append(name))
         return [(name, k) for name in names for k in damaged_blocks(file, name)]
 
 
