@@ -20,6 +20,7 @@ import random
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -161,6 +162,11 @@ def place_of(call: str) -> Place | None:
     return (stage, call, *reversed(lines)) if lines else None
 
 
+def is_pipe(file: Any) -> bool:
+    """Whether an open file's number is that of a pipe, such as one to a process: nothing of it lasts."""
+    return isinstance(file, int) and not stat.S_ISREG(os.fstat(file).st_mode)
+
+
 NEED_ROOM = {"write", "create", "mkdir", "__setitem__", "create_dataset", "flush", "save_file"}
 """Calls that a full disk refuses."""
 
@@ -244,7 +250,7 @@ class Watch:
         operation = getattr(owner, name)
 
         def opened(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-            if not set(mode) & set("wax+") or place_of(name) is None:
+            if not set(mode) & set("wax+") or is_pipe(file) or place_of(name) is None:
                 return operation(file, mode, *arguments, **options)
             if not isinstance(file, int):
                 self("create")

@@ -174,6 +174,19 @@ def test_a_truncated_partial_file_is_begun_anew(tmp_path_factory, blocks, keep):
     assert_holds_the_recipe(path)
 
 
+def test_a_file_whose_inspection_fails_is_filled_all_the_same(tmp_path, monkeypatch):
+    """The process that looks into files may be ended, as where memory is short: nothing is then known to be written."""
+
+    def refuse(path):
+        raise DataError(f"{path} cannot be read as HDF5")
+
+    path = tmp_path / "images.h5"
+    with monkeypatch.context() as patch:
+        patch.setattr("namm.datasets.store.open_hdf5", refuse)
+        write_store(path, RECIPE, SIZES, quiet=True)
+    assert_holds_the_recipe(path)
+
+
 def spoil(path, split, image):
     """Change one bit of an image's pixels behind HDF5's back."""
     with h5py.File(path, "r") as file:

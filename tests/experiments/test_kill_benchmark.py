@@ -69,6 +69,7 @@ def test_places_are_calls_and_the_lines_that_lead_to_them(whole, tmp_path):
     rename = next(place for place in places if place[:2] == ["data", "replace"])
     assert rename[-1].startswith("files.py:")
     assert any(line.startswith("experiments/engine/run.py:") for line in rename)
+    assert not any(place[1] == "write" and place[-1].startswith("hdf5.py:") for place in places)  # a pipe keeps nothing
 
 
 @pytest.fixture

@@ -101,9 +101,8 @@ def grow(
                 seal_header(file)
             reserve(draft, draft.stat().st_size)
             os.replace(draft, partial)
-            blocks = _missing(partial, header) or []
         with h5py.File(partial, "r+") as file:
-            fill(file, blocks)
+            fill(file, unwritten(file) if blocks is None else blocks)
         publish(partial, path)
 
 
