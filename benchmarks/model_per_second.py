@@ -202,16 +202,15 @@ def measured(model: Diffusion, s: Settings, reference: Images, rule: Any, file: 
         **build.sampling(evaluate.sampler),
     )
     with SampleFile(file) as samples:
-        scores = compare(
-            samples.images,
-            reference,
-            rule,
-            size=evaluate.subset,
-            subsets=evaluate.mmd_subsets,
-            seed=evaluate.seed,
-            device=build.device(),
-        )
-        return scores, samples.compute_seconds
+        return scored(samples.images, reference, rule, s), samples.compute_seconds
+
+
+def scored(images: Images, reference: Images, rule: Any, s: Settings) -> Scores:
+    """Images beside the reference, as the preset evaluates."""
+    how = s.evaluate
+    return compare(
+        images, reference, rule, size=how.subset, subsets=how.mmd_subsets, seed=how.seed, device=build.device()
+    )
 
 
 def compare_models(options: Options) -> None:
@@ -228,15 +227,8 @@ def compare_models(options: Options) -> None:
             print(name, flush=True)
             found[name] = learned(name, options, folder, images)
         n = min(s.evaluate.n, store.sizes["train"])
-        floor = compare(
-            Subset(images["train"], np.arange(n)),
-            images["test"],
-            build.placed(s.data.rule.build()),
-            size=s.evaluate.subset,
-            subsets=s.evaluate.mmd_subsets,
-            seed=s.evaluate.seed,
-            device=build.device(),
-        )
+        rule = build.placed(s.data.rule.build())
+        floor = scored(Subset(images["train"], np.arange(n)), images["test"], rule, s)
     print_table(
         ["model", "M parameters", "steps", "images/s", "of peak", "ℓ", "√MMD²", "TV", "spread", "s to draw"],
         [

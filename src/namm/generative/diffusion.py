@@ -4,10 +4,11 @@
     loss = E (network(u(t), t) − target)²,   target = ε, v = m ε − s u or ε − u;  the mean over pixels
 
 Times may be drawn otherwise (`times`). For ε and uniform times this is score matching weighted by s², 2/(C·H·W) times
-the sum ½ ‖s score + ε‖². The diffusion lives in
-standardised space: whatever has a time, that is y_t, `denoise`, `score` and the state of a sampler, is standardised;
-whatever has none, that is `loss(y)`, `fit_statistics(y)` and `sample`, is in mirror space itself. `standardise` and
-`unstandardise` lead from one to the other.
+the sum ½ ‖s score + ε‖².
+
+The diffusion lives in standardised space: whatever has a time, that is y_t, `denoise`, `score` and the state of a
+sampler, is standardised; whatever has none, that is `loss(y)`, `fit_statistics(y)` and `sample`, is in mirror space
+itself. `standardise` and `unstandardise` lead from one to the other.
 """
 
 import math

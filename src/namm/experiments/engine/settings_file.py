@@ -91,7 +91,7 @@ def as_meant_by_0_1(content: dict[str, Any]) -> dict[str, Any]:
 
     What a file leaves out is taken from the preset, and presets may have other ones now.
     """
-    return _with_trainings_of_0_1(_with_diffusion_of_0_1(_with_network_of_0_1(_with_map_of_0_1(content))))
+    return _with_trainings_of_0_1(_with_model_of_0_1(_with_map_of_0_1(content)))
 
 
 def _with_map_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
@@ -108,22 +108,22 @@ def _with_map_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _with_network_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
-    mdm = content.get("mdm")
-    if not isinstance(mdm, Mapping) or not isinstance(network := mdm.get("network"), Mapping):
-        return content
-    if "kind" in network or not {"filters", "multipliers", "unshuffle"} <= network.keys():
-        return content
-    return {**content, "mdm": {**mdm, "network": {**network, "kind": "ncsnpp"}}}
+MODEL_0_1: dict[str, tuple[set[str], dict[str, str]]] = {
+    "network": ({"filters", "multipliers", "unshuffle"}, {"kind": "ncsnpp"}),
+    "diffusion": ({"beta_min", "beta_max", "t_min"}, {"schedule": "vp", "times": "uniform"}),
+}
+"""Parts of the model: settings by which a whole one is known, and what version 0.1 did without saying so."""
 
 
-def _with_diffusion_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
-    mdm = content.get("mdm")
-    if not isinstance(mdm, Mapping) or not isinstance(diffusion := mdm.get("diffusion"), Mapping):
+def _with_model_of_0_1(content: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(mdm := content.get("mdm"), Mapping):
         return content
-    if "schedule" in diffusion or not {"beta_min", "beta_max", "t_min"} <= diffusion.keys():
-        return content
-    return {**content, "mdm": {**mdm, "diffusion": {**diffusion, "schedule": "vp", "times": "uniform"}}}
+    parts = dict(mdm)
+    for name, (known, meant) in MODEL_0_1.items():
+        part = parts.get(name)
+        if isinstance(part, Mapping) and known <= part.keys() and next(iter(meant)) not in part:
+            parts[name] = {**part, **meant}
+    return {**content, "mdm": parts}
 
 
 TRAINING_0_1 = {"budget", "batch_size", "learning_rate", "betas", "schedule", "clip", "ema_decay", "precision"}
