@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
 
+from browser import chromium
 from namm.evaluation.verdict import Watched
 from namm.experiments.engine.folder import read_record, stage_digests, write_record
 from namm.experiments.engine.run import run
@@ -144,3 +146,10 @@ def whole_run(tiny_preset, tmp_path_factory, unwatched) -> Path:
         for last in ("evaluate", "vae"):
             run(tiny_preset, folder, until=last, log=lambda line: None, progress=False, force=True)
     return folder
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """A headless Chromium, driven by selenium; tests of pages are skipped, saying so, where there is none."""
+    with chromium() as driver:
+        yield driver
