@@ -123,6 +123,13 @@ class Constraint(nn.Module, ABC):
         """
         return None
 
+    def preconditioner(self, x: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Optional: u ↦ about (J s² Jᵀ)⁻¹ u at images x, J the derivative of `residual` and s the scale, for `polish`.
+
+        It must be symmetric and positive definite; where J is badly conditioned it saves most of the products with it.
+        """
+        return None
+
     @property
     def name(self) -> str:
         """What errors and reports call this constraint."""

@@ -29,10 +29,17 @@ FLAT = 1e-8
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows (B, R) of images (B, C, H, W), and products with their derivative at x, (B, R), where these are known."""
+    """Rows (B, R) of images (B, C, H, W), and what is known of their derivative J at x.
+
+    Attributes:
+        function: x ↦ rows.
+        products: x ↦ products with J and Jᵀ, where these are known.
+        preconditioner: x, s ↦ about (J s² Jᵀ)⁻¹, (B, R) → (B, R), where that is known.
+    """
 
     function: Function
     products: Callable[[Tensor], Products | None] = lambda x: None
+    preconditioner: Callable[[Tensor, Tensor], Function | None] = lambda x, s: None
 
     def linearised(self, x: Tensor, forward: bool) -> "Differentiated | Known":
         """The rows at x."""
@@ -79,7 +86,7 @@ def _parts(rule: Constraint) -> list[Constraint]:
 
 
 def _residual(rule: Constraint) -> Rows:
-    """r with the rule's own derivative, or ℓ."""
+    """r with what the rule itself knows of its derivative, or ℓ."""
     if not rule.has_residual:
         return Rows(_flat(rule, rule))
 
@@ -91,7 +98,14 @@ def _residual(rule: Constraint) -> Rows:
         shape = rule.residual(x[:1]).shape[1:]
         return lambda v: times(v).flatten(1), lambda u: transposed(u.unflatten(1, shape))
 
-    return Rows(_flat(rule.residual, rule), products)
+    def preconditioner(x: Tensor, s: Tensor) -> Function | None:
+        known = rule.preconditioner(x, s)
+        if known is None:
+            return None
+        shape = rule.residual(x[:1]).shape[1:]
+        return lambda u: known(u.unflatten(1, shape)).flatten(1)
+
+    return Rows(_flat(rule.residual, rule), products, preconditioner)
 
 
 def _multiple(factor: float, x: Tensor) -> Products:
@@ -167,18 +181,50 @@ class Linearised:
 
     def __init__(self, problem: "Problem", y: Tensor, *, forward: bool = False) -> None:
         self.y, self.s, self.weights = y, problem.s, problem.weights
-        self.parts = [rows.linearised(problem.images(y), forward) for rows in problem.every]
+        x = problem.images(y)
+        self.parts = [rows.linearised(x, forward) for rows in problem.every]
+        self.preconditioners = [rows.preconditioner(x, problem.s) for rows in problem.every]
         self.value = self.weights * torch.cat([part.value for part in self.parts], dim=1)
 
     def transposed(self, u: Tensor) -> Tensor:
         """Aᵀu: (B, R) → (B, C, H, W)."""
-        split = (self.weights * u).split([part.value.shape[1] for part in self.parts], dim=1)
-        images = [part.transposed(rows) for part, rows in zip(self.parts, split, strict=True)]
+        images = [part.transposed(rows) for part, rows in zip(self.parts, self._split(self.weights * u), strict=True)]
         return self.s * torch.stack(images).sum(0)
 
     def times(self, v: Tensor) -> Tensor:
         """Av: (B, C, H, W) → (B, R)."""
         return self.weights * torch.cat([part.times(self.s * v) for part in self.parts], dim=1)
+
+    def preconditioned(self, u: Tensor) -> Tensor:
+        """About (A Aᵀ)⁻¹ u, (B, R) → (B, R): part by part, and u itself where a part knows none.
+
+        Rows of A are about of length one, so that the parts belong together.
+        """
+        if not any(self.preconditioners):
+            return u
+        parts = zip(self.preconditioners, self._split(u), self._split(self.weights), strict=True)
+        return torch.cat([rows if known is None else known(rows / w) / w for known, rows, w in parts], dim=1)
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """(B, R) by the parts that the rows belong to."""
+        return rows.split([part.value.shape[1] for part in self.parts], dim=1)
+
+
+def require_positive(lin: Linearised) -> None:
+    """Refuse a preconditioner that is not symmetric and positive: conjugate gradients would silently go astray."""
+    if not any(lin.preconditioners):
+        return
+    u, v = signs(lin.value, 1), signs(lin.value, 2)
+    try:
+        mu, mv = lin.preconditioned(u), lin.preconditioned(v)
+    except RuntimeError as error:
+        raise ConstraintError(f"the preconditioner fails on what the residual returns: {error}") from error
+    gap, size = (dot(u, mv) - dot(v, mu)).abs(), norm(mu) * norm(v)
+    if not ((dot(u, mu) > 0) & (gap <= math.sqrt(torch.finfo(u.dtype).eps) * 100 * size)).all():
+        raise ConstraintError(
+            "the preconditioner is not symmetric and positive definite: it must be about (J s² Jᵀ)⁻¹, with its null "
+            "space, if there is one, mapped to itself."
+        )
 
 
 def needs_forward(problem: "Problem", y: Tensor) -> bool:

@@ -9,9 +9,10 @@ linearised rule. It is y = −Aᵀμ, where μ, not negative for inequalities, s
 
 This needs products with A and Aᵀ alone (`equations.py`). It is solved by conjugate gradients on the rows whose
 multipliers are free (modified proportioning with reduced gradient projections, Dostál and Schöberl 2005), all images of
-a batch at once and each with its own steps. A small λ makes μ unique where A is rank-deficient, and y the point that
-meets the equations best where these contradict each other; later steps undo its effect on any other (a proximal point
-method). The step is halved until ½ ‖y‖² + ν ‖what is broken‖ decreases, with ν above ‖μ‖ (an exact penalty, Han 1977).
+a batch at once and each with its own steps, preconditioned where the rule brings a preconditioner. A small λ makes μ
+unique where A is rank-deficient, and y the point that meets the equations best where these contradict each other; later
+steps undo its effect on any other (a proximal point method). The step is halved until ½ ‖y‖² + ν ‖what is broken‖
+decreases, with ν above ‖μ‖ (an exact penalty, Han 1977).
 """
 
 import math
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from namm.exact.equations import Equations, Linearised, Problem, dot, needs_forward, norm, signs
+from namm.exact.equations import Equations, Linearised, Problem, dot, needs_forward, norm, require_positive, signs
 
 STEPS, CG_STEPS, CG_WORK = 30, 400, 4000
 """Most steps of Gauss–Newton, of conjugate gradients inside each, and of these in all."""
@@ -75,7 +76,9 @@ def gauss_newton(x0: Tensor, equations: Equations, s: Tensor, precision: float) 
         wrong = problem.broken(lin.value)
         before = norm(wrong)
         now = largest_eigenvalue(lin)
-        size = size if step else now
+        if not step:
+            require_positive(lin)
+            size = now
         stuck = norm(lin.transposed(wrong)) <= STUCK * size.sqrt() * before
         # Towards x⁰ it goes by a share of the way only, where the rule is so curved that more would be too far.
         anchor = (1 - share[:, None, None, None]) * here
@@ -140,7 +143,7 @@ def multipliers(
         return torch.where(at_most & (mu <= 0), 0.0, gradient)
 
     gradient = lin.times(lin.y - anchor + lin.transposed(mu)) - lin.value
-    direction, enough, used = free(gradient), None, 0
+    direction, enough, used = lin.preconditioned(free(gradient)), None, 0
     while used < most:
         used += 1
         inner = free(gradient)
@@ -166,7 +169,7 @@ def multipliers(
             projected = torch.where(at_most, projected.clamp(min=0), projected)
             change = torch.where(blocked[:, None], projected - mu, 0.0)
             mu, gradient = mu + change, gradient + hessian(change)
-        inner = free(gradient)
+        inner = lin.preconditioned(free(gradient))
         again = torch.where(inside & ~blocked, _ratio(dot(inner, image), curvature), 0.0)
         direction = inner - again[:, None] * direction
     return torch.where(torch.isfinite(mu).all(1, keepdim=True), mu, start), used
