@@ -285,18 +285,6 @@ def test_a_full_disk_in_the_middle_of_a_run_names_the_folder_and_the_way_on(monk
     assert said.count("\n") == 1
 
 
-def test_help_of_every_command_comes_without_torch():
-    script = (
-        "import sys; from namm.cli import COMMANDS, main\n"
-        "codes = {name: main([name, '--help']) for name in COMMANDS}\n"
-        "heavy = {'torch', 'matplotlib', 'h5py', 'diffusers', 'accelerate'} & set(sys.modules)\n"
-        "sys.exit(f'{codes} {heavy}' if heavy or any(codes.values()) else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert all(f"namm {name}" in done.stdout for name in COMMANDS)
-
-
 TRAINING = [
     *("run", "periodic", "--until", "map", "--data.size", "8", "--data.n-train", "64", "--data.n-val", "8"),
     *("--data.n-test", "0", "--map.g.layers", "1", "--map.g.filters", "4"),
