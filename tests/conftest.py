@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from namm.experiments.engine.folder import read_record, stage_digests, write_rec
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings
 from namm.experiments.presets import Preset, preset
+from namm.report import page
 
 MEMORY, ROOM = Path("/dev/shm"), 4 * 2**30
 
@@ -124,6 +126,19 @@ def unwatched() -> Callable[[], AbstractContextManager[None]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Watched, "improves", lambda *_: True)
             patch.setattr(Watched, "has_collapsed", lambda *_: False)
+            yield
+
+    return context
+
+
+@pytest.fixture(scope="session")
+def coarse_pictures() -> Callable[[], AbstractContextManager[None]]:
+    """A context in which reports have pictures that nobody looks at: drawn whole, in few pixels."""
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(page, "png", partial(page.png, dpi=20))
             yield
 
     return context
