@@ -23,7 +23,7 @@ from namm.evaluation import mmd2
 from namm.experiments.assimilation.assimilate import Sampling
 from namm.experiments.assimilation.tasks import named_operator, papers_observation
 from namm.experiments.divergence import DivergenceData
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.engine.settings import Settings
 from namm.generative import Mirrored
 from namm.inverse import DDIMSteps, DPSGuidance, GaussianNoise, sample_posterior
@@ -223,7 +223,7 @@ def _divergence(bench: Bench) -> Settings:
 def _posterior(bench: Bench, s: Settings, together: int, steps: int = 3) -> tuple[float, float]:
     """Seconds of a step, and GiB."""
     shape = build.dataset(s.data).shape
-    model = build.diffusion(s.mdm.network, s.mdm.diffusion, shape, seed=0)
+    model = build_models.diffusion(s.mdm.network, s.mdm.diffusion, shape, seed=0)
     prior = Mirrored(model, untrained_mirror(s)).to(bench.device)
     operator = named_operator(papers_observation(s.data), s.data, shape)
     y, how = operator(torch.zeros(1, *shape)).to(bench.device), (DPSGuidance(1e-3), DDIMSteps(steps))

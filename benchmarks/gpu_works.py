@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gpu_tools import Bench, Figures, calls, flops, training
 from namm.evaluation import distance_summary
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.engine.settings import Settings
 from namm.generative import Diffusion, EulerMaruyama, Mirrored
 from namm.maps import MirrorMap
@@ -27,14 +27,14 @@ def map_step(bench: Bench, experiment: str, name: str) -> Figures:
 
 def map_objective(s: Settings) -> MapObjective:
     mirror = untrained_mirror(s)
-    rule, weights = build.constraint(s.data.rule), build.weights(s.map.weights, unit=1.0)
-    noise = build.noise(s.map.noise, s.map.sigma_max)
-    return MapObjective(mirror, rule, noise=noise, weights=weights, regulariser=build.regulariser(s.map))
+    rule, weights = build.constraint(s.data.rule), build_models.weights(s.map.weights, unit=1.0)
+    noise = build_models.noise(s.map.noise, s.map.sigma_max)
+    return MapObjective(mirror, rule, noise=noise, weights=weights, regulariser=build_models.regulariser(s.map))
 
 
 def untrained_mirror(s: Settings) -> MirrorMap:
     """g and f as the settings have them, for images that do not matter."""
-    return build.mirror(s.map, torch.zeros(2, *build.dataset(s.data).shape))
+    return build_models.mirror(s.map, torch.zeros(2, *build.dataset(s.data).shape))
 
 
 def score_step(bench: Bench, name: str) -> Figures:
@@ -45,7 +45,7 @@ def score_step(bench: Bench, name: str) -> Figures:
 
 
 def score_model(s: Settings) -> Diffusion:
-    return build.diffusion(s.mdm.network, s.mdm.diffusion, build.dataset(s.data).shape, seed=0)
+    return build_models.diffusion(s.mdm.network, s.mdm.diffusion, build.dataset(s.data).shape, seed=0)
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def whole_samples(bench: Bench, n: int) -> Figures:
     per_image = steps * network_flops(model) + of_rest
     bench.place(source)
     rule.to(bench.device)
-    sampler = build.sampler(replace(s.samples.sampler, steps=steps))
+    sampler = build_models.sampler(replace(s.samples.sampler, steps=steps))
 
     def draw(n: int) -> float:
         x = source.sample(

@@ -30,7 +30,7 @@ from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images
 from namm.evaluation import Scores, compare
 from namm.evaluation.mmd import Subset, in_memory
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import ModelSettings, Settings, with_seed
 from namm.experiments.engine.stages.model import load_milestone
@@ -172,7 +172,7 @@ def learned(name: str, options: Options, folder: Path, images: Mapping[str, Imag
     s = settings_of(options)
     part = CHANGES[name](s.mdm)
     shape = build.dataset(s.data).shape
-    model = build.diffusion(part.network, part.diffusion, shape, part.train.seed)
+    model = build_models.diffusion(part.network, part.diffusion, shape, part.train.seed)
     parameters = sum(p.numel() for p in model.network.parameters())
     with torch.no_grad():
         per_image = flops(lambda y: model.denoise(y, torch.ones(len(y))), shape)
@@ -199,7 +199,7 @@ def measured(model: Diffusion, s: Settings, reference: Images, rule: Any, file: 
         seed=evaluate.seed,
         description={"model": file.stem},
         precision=s.mdm.train.precision,
-        **build.sampling(evaluate.sampler),
+        **build_models.sampling(evaluate.sampler),
     )
     with SampleFile(file) as samples:
         return scored(samples.images, reference, rule, s), samples.compute_seconds

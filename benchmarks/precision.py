@@ -36,7 +36,7 @@ from namm import train_model
 from namm.datasets import open_store, write_store
 from namm.datasets.batches import Images
 from namm.experiments.burgers import BurgersData
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.engine.run_parts import device, untrained
 from namm.experiments.engine.settings import Settings
 from namm.experiments.engine.stages.map import learn_map, measure
@@ -137,7 +137,7 @@ def study(base: Settings, options: argparse.Namespace) -> list[Row]:
             plain: MirrorMap | None = None
             for path in PATHS:
                 s, folder = settings_of(base, path, seed, options), training_folder(options.out, path, seed)
-                map_start = weights_digest(build.mirror(s.map, data))
+                map_start = weights_digest(build_models.mirror(s.map, data))
                 rule = build.rule_of(s.data, options.out.joinpath)
                 mirror, *_ = learn_map(s.map, rule, data, held_out, folder / "map")
                 plain = plain or mirror
@@ -161,9 +161,9 @@ def measure_all(
 ) -> dict[str, float]:
     """Figures of the map, and the loss of the score network on g(x) of the plain one."""
     rule = build.placed(build.constraint(s.data.rule))
-    noise = build.noise(s.map.noise, s.map.sigma_max)
+    noise = build_models.noise(s.map.noise, s.map.sigma_max)
     distances = measure(mirror, rule, held_out, noise, MEASURED)
-    objective = MapObjective(mirror, rule, noise=noise, regulariser=build.regulariser(s.map))
+    objective = MapObjective(mirror, rule, noise=noise, regulariser=build_models.regulariser(s.map))
     losses = mean_losses(objective, held_out, s.map.train)
     y = mirror_images(plain, held_out, device())
     return {

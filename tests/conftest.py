@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from namm.experiments.engine.folder import read_record, stage_digests, write_rec
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import ForwardSettings, NetworkSettings, SamplerSettings, VAESettings
 from namm.experiments.presets import Preset, preset
+from namm.report import page
 
 MEMORY, ROOM = Path("/dev/shm"), 4 * 2**30
 
@@ -54,24 +56,26 @@ def parity() -> Callable[[str], Mapping[str, np.ndarray]]:
     return read
 
 
-@pytest.fixture
-def interpreted() -> Callable[..., str]:
-    """Run kernels on a CPU by triton's interpreter, in a process of their own, which it alters: what it prints."""
+@pytest.fixture(scope="session")
+def interpreted(tmp_path_factory) -> Iterator[Callable[..., str]]:
+    """Run a script with kernels on a CPU by triton's interpreter, in a process of its own: what it prints."""
     pytest.importorskip("triton", reason="triton is not installed here")
-    benchmarks = Path(__file__).parents[1] / "benchmarks"
+    env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    program = [sys.executable, str(Path(__file__).with_name("interpreter.py"))]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as interpreter:
 
-    def run_interpreted(*command: str) -> str:
-        folders = os.pathsep.join([str(benchmarks), *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": folders}
-        done = subprocess.run(
-            [sys.executable, *command], check=False, capture_output=True, text=True, env=env, timeout=300
-        )
-        if "InterpreterError: TypeError('only 0-dimensional arrays" in done.stderr:
-            pytest.skip("the interpreter of this triton cannot count loops with this numpy")  # 3.6 with 2.4
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        def run_interpreted(script: str, *arguments: str) -> str:
+            folder = tmp_path_factory.mktemp("interpreted")
+            print(json.dumps([script, arguments, str(folder)]), file=interpreter.stdin, flush=True)
+            code = interpreter.stdout.readline()
+            assert code, "the interpreter of kernels has ended"
+            printed, errors = ((folder / name).read_text() for name in ("out", "err"))
+            if "InterpreterError: TypeError('only 0-dimensional arrays" in errors:
+                pytest.skip("the interpreter of this triton cannot count loops with this numpy")  # 3.6 with 2.4
+            assert int(code) == 0, errors
+            return printed
 
-    return run_interpreted
+        yield run_interpreted
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -122,6 +126,19 @@ def unwatched() -> Callable[[], AbstractContextManager[None]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Watched, "improves", lambda *_: True)
             patch.setattr(Watched, "has_collapsed", lambda *_: False)
+            yield
+
+    return context
+
+
+@pytest.fixture(scope="session")
+def coarse_pictures() -> Callable[[], AbstractContextManager[None]]:
+    """A context in which reports have pictures that nobody looks at: drawn whole, in few pixels."""
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(page, "png", partial(page.png, dpi=20))
             yield
 
     return context

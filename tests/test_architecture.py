@@ -1,10 +1,12 @@
 """Imports point one way, heavy ones wait, and what is public exists."""
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import namm
@@ -74,13 +76,32 @@ def test_public_names_exist():
         _ = namm.TotalFlow
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"], ["dmo"]])
-def test_help_and_mistakes_do_not_load_torch(arguments):
-    code = (
-        "import sys; from namm.cli import main\n"
-        f"try: main({arguments!r})\n"
-        "except SystemExit: pass\n"
-        "print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+# What takes seconds to import, and what does without it. diffusers brings torch's compiler with it.
+HEAVY = {"torch", "numpy", "h5py", "diffusers", "torch._dynamo", "accelerate", "matplotlib", "scipy", "torchmetrics"}
+IMAGES = ["x.npy", "--layout", "NCHW"]
+RULE = ["--constraint", "periodic"]
+REAL = ["--against", "x.npy", "--against-layout", "NCHW", "--subsets", "2"]
+LIGHT = {
+    "import namm, namm.experiments.presets, namm.experiments.engine.folder, namm.experiments.sweeps.jobs": set(),
+    "import namm.constraints": {"torch", "numpy"},
+    "import namm.datasets, namm.evaluation, namm.exact": {"torch", "numpy", "h5py"},
+    "import namm.experiments.engine.build": {"torch", "numpy", "h5py", "accelerate"},
+    f"assert not main({['certify', *IMAGES, *RULE]})": {"torch", "numpy", "h5py", "accelerate"},
+    f"assert not main({['evaluate', *IMAGES, *RULE, *REAL]})": {"torch", "numpy", "h5py", "accelerate"},
+    f"assert not main({['check', 'periodic', *IMAGES]})": HEAVY - {"diffusers", "torch._dynamo", "scipy"},
+    "import namm.maps, namm.generative, namm.training.train_map, namm.training.train_model, namm.inverse": HEAVY
+    - {"scipy", "torchmetrics"},
+}
+"""Statements, from the lightest on, and which heavy modules may be there after each."""
+
+
+def test_heavy_imports_wait_for_what_needs_them(tmp_path):
+    np.save(tmp_path / "x.npy", np.tile(np.random.default_rng(0).random((60, 1, 4, 4), np.float32), (1, 1, 2, 2)))
+    program = "import json, sys\nfrom namm.cli import main\n"
+    for statement in LIGHT:
+        program += f"{statement}\nprint('#', json.dumps(sorted(sys.modules.keys() & {HEAVY})))\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    loaded = [set(json.loads(line[2:])) for line in done.stdout.splitlines() if line.startswith("# ")]
+    for (statement, allowed), found in zip(LIGHT.items(), loaded, strict=True):
+        assert found <= allowed, statement

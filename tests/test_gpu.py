@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.presets import preset
 from namm.generative import Diffusion, NCSNpp
 from namm.generative.diffusion import FixedBatch
@@ -37,8 +37,8 @@ def test_weights_of_convolutions_are_laid_out_for_a_gpu():
 def test_launches_are_recorded_where_they_are_what_a_gpu_waits_for():
     """As measured: the score network at every batch, the map at small ones only."""
     s = preset("burgers", "paper").settings
-    image, maps = 64**2, build.mirror(s.map, torch.zeros(2, 1, 64, 64))
-    score = build.diffusion(s.mdm.network, s.mdm.diffusion, (1, 64, 64), seed=0)
+    image, maps = 64**2, build_models.mirror(s.map, torch.zeros(2, 1, 64, 64))
+    score = build_models.diffusion(s.mdm.network, s.mdm.diffusion, (1, 64, 64), seed=0)
 
     def recorded(network, images, device=CUDA, world=1):
         return compile_options(network, device, images * image, world)["triton.cudagraphs"]

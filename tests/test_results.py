@@ -10,7 +10,7 @@ import torch
 
 from namm import Burgers, MirrorMap
 from namm.datasets import burgers_trajectories
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.presets import preset
 
 ROOT = Path(__file__).parents[1]
@@ -86,7 +86,7 @@ def test_the_maps_are_of_the_preset(mirror):
     settings = preset("burgers", "gpu").settings.map
     for network, asked in ((mirror.g, settings.g), (mirror.f, settings.f)):
         config = dict(network.config)
-        wanted = {name: value for name, value in asdict(asked).items() if name not in ("kind", *build.RULENET)}
+        wanted = {name: value for name, value in asdict(asked).items() if name not in ("kind", *build_models.RULENET)}
         assert {name: config[name] for name in wanted} == wanted
 
 

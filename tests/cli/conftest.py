@@ -8,6 +8,12 @@ from own_files import OWN, TINY, write
 from namm.cli import main
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _coarse_pictures(coarse_pictures):
+    with coarse_pictures():
+        yield
+
+
 @pytest.fixture
 def namm(capsys):
     """Call the command line: exit code, and what was said."""
@@ -21,10 +27,10 @@ def namm(capsys):
 
 
 @pytest.fixture(scope="session")
-def own_run(tmp_path_factory):
+def own_run(tmp_path_factory, coarse_pictures):
     """A user's folder with a run of all stages in runs/own; to be read, or copied."""
     folder = write(tmp_path_factory.mktemp("own") / "work")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, coarse_pictures():
         patch.chdir(folder)
         sys.modules.pop("charges", None)
         assert main(["run", *OWN, *TINY]) == 0

@@ -12,7 +12,6 @@ from namm.experiments.engine.folder import SETTINGS, read_record
 from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.presets import preset
 from namm.formatting import format_number
-from namm.report import page
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +20,6 @@ def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "my demo"
     printed = []
     with pytest.MonkeyPatch.context() as patch:
-        draw = page.png
-        patch.setattr(page, "png", lambda figure, theme: draw(figure, theme, dpi=20))  # nobody looks at these
         patch.setattr("namm.cli.demo.log", printed.append)
         for _ in range(2):
             assert main(["demo", "--quick", "--seed", "3", "--out", str(folder)]) == 0

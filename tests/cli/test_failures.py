@@ -1,12 +1,9 @@
 """Whatever goes wrong, in whatever command: an exit code, one readable message, no traceback unless it is asked for."""
 
 import errno
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import warnings
 
 import h5py
@@ -283,45 +280,6 @@ def test_a_full_disk_in_the_middle_of_a_run_names_the_folder_and_the_way_on(monk
     assert "runs/periodic cannot be used ([Errno 28] No space left on device)" in said
     assert "run the same command to resume" in said
     assert said.count("\n") == 1
-
-
-def test_help_of_every_command_comes_without_torch():
-    script = (
-        "import sys; from namm.cli import COMMANDS, main\n"
-        "codes = {name: main([name, '--help']) for name in COMMANDS}\n"
-        "heavy = {'torch', 'matplotlib', 'h5py', 'diffusers', 'accelerate'} & set(sys.modules)\n"
-        "sys.exit(f'{codes} {heavy}' if heavy or any(codes.values()) else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert all(f"namm {name}" in done.stdout for name in COMMANDS)
-
-
-TRAINING = [
-    *("run", "periodic", "--until", "map", "--data.size", "8", "--data.n-train", "64", "--data.n-val", "8"),
-    *("--data.n-test", "0", "--map.g.layers", "1", "--map.g.filters", "4"),
-    *("--map.f.filters", "4", "--map.f.blocks", "1"),
-    *("--map.f.downsamplings", "1", "--map.train.budget", "1000000 steps"),
-]
-
-
-def test_ctrl_c_says_how_to_go_on(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "namm", *TRAINING],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("runs/periodic/map/training/metrics.jsonl")) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "the same command goes on from there" in said.splitlines()[-1]
-    assert "Traceback" not in said
 
 
 def test_a_reader_that_has_seen_enough_of_a_run_is_no_error(tmp_path):

@@ -3,46 +3,13 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from namm.cli import main
 from namm.experiments.paper.items import ITEMS
 from namm.experiments.sweeps.cell import CellOutcome, Jobs
 from namm.formatting import format_number
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["paper"], 2, "usage: namm paper ITEM"),
-        (["paper", "--help"], 0, "fig10"),
-        (["paper", "table1", "--help"], 0, "--experiments"),
-        (["paper", "tabel1"], 2, "Did you mean 'table1'?"),
-        (["paper", "--seeds", "1"], 2, "comes first"),
-        (["paper", "table1", "--experiments", "burger"], 2, "Did you mean 'burgers'?"),
-        (["paper", "table1", "--preset", "gup"], 2, "Did you mean 'gpu'?"),
-        (["paper", "table1", "--seeds", "1", "1"], 2, "each once"),
-        (["paper", "table1", "--on", "moon"], 2, "slurm"),
-        (["paper", "table1", "--slurm", "partition=gpu"], 2, "add --on slurm"),
-        (["paper", "table1", "--on", "slurm", "--slurm", "gpu"], 2, "KEY=VALUE"),
-        (["paper", "table1", "--on", "local", "--jobs", "0"], 2, "--jobs takes whole numbers of 1 or more"),
-        (["paper", "table1", "--jobs", "2"], 2, "add --on local or --on slurm"),
-    ],
-)
-def test_help_and_mistakes_are_answered_without_torch(arguments, code, said, tmp_path):
-    script = (
-        "import sys; from namm.cli import main; code = main(sys.argv[1:]); "
-        "sys.exit('loaded torch' if {'torch', 'matplotlib'} & set(sys.modules) else code)"
-    )
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_page_lists_every_item():

@@ -168,13 +168,14 @@ def test_list_shows_a_run_that_it_cannot_read(namm, tmp_path):
     assert "unreadable" in out
 
 
-def test_a_second_run_in_the_same_folder_is_refused_while_the_first_lives(namm, tmp_path):
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_lives_and_ctrl_c_says_how_to_go_on(namm, tmp_path):
     arguments = ["run", "periodic", "--until", "map", *TINY, "--map.train.budget", "1000000 steps"]
     first = subprocess.Popen(
         [sys.executable, "-m", "namm", *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         deadline = time.monotonic() + 60
@@ -187,9 +188,14 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_lives(namm, 
         assert f"in use by process {first.pid}" in err
         assert (tmp_path / "runs/periodic/settings.yaml").read_bytes() == before
         assert namm("status", "periodic")[0] == 0
+        first.send_signal(signal.SIGINT)
+        _, said = first.communicate(timeout=60)
     finally:
-        first.send_signal(signal.SIGKILL)
+        first.kill()
         first.wait()
+    assert first.returncode == 1
+    assert "the same command goes on from there" in said.splitlines()[-1]
+    assert "Traceback" not in said
     assert namm("run", "periodic", "--until", "map", *SHORT)[0] == 0
     record = json.loads((tmp_path / "runs/periodic/map/stage.json").read_text())
     assert record["results"]["steps"] == 5

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from namm.datasets import store
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.engine.run_parts import RunParts
 from namm.experiments.engine.settings import SamplerSettings
 from namm.formatting import format_estimate, format_number
@@ -37,7 +37,7 @@ def read(path):
 def expected(run, model, mirror, sampler, seed, n):
     """x, y and ℓ by the package's own objects."""
     trained = RunParts.load(run)
-    options = {} if sampler is None else {"sampler": build.sampler(sampler)}
+    options = {} if sampler is None else {"sampler": build_models.sampler(sampler)}
     x, y = trained.source(model, mirror).sample_pairs(n, generator=seed, progress=False, **options)
     return {"images": x, "mirror_images": y, "distances": trained.rule()(x)}
 

@@ -107,17 +107,30 @@ def table(out) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_four_cells_through_submitit_one_of_which_raises(config, tmp_path, capsys):
+def foreign(folder):
+    """Make what a sweep would write into somebody else's folder."""
+    folder.mkdir(parents=True)
+    (folder / "foreign").write_text("not ours")
+    return folder
+
+
+def require_own_numbers(out, rows):
+    """Each row has the settings of its cell, and what that cell measured; the images were drawn once, for all."""
+    for row in rows:
+        record = read_record(out / row["cell"] / "map")
+        assert record.settings["sigma_max"] == float(row["map.sigma_max"])
+        assert record.settings["weights"]["constraint"] == float(row["map.weights.constraint"])
+        assert float(row["distance_map"]) == record.results["distance_map"]
+    assert len({(out / row["cell"] / "data" / "images.h5").stat().st_ino for row in rows}) == 1
+
+
+def test_four_cells_one_of_which_fails_and_is_tried_again(config, tmp_path, capsys):
     out = tmp_path / "out"
-    bad = out / "map.sigma_max=0.2_map.weights.constraint=1"
-    bad.mkdir(parents=True)
-    (bad / "foreign").write_text("not ours")
+    bad = foreign(out / "map.sigma_max=0.2_map.weights.constraint=1")
     vary = ["--vary", "map.sigma-max=0.1,0.2", "--vary", "map.weights.constraint=1,5"]
-    command = ["sweep", "--config", config, "--out", str(out), *vary, "--until", "map", "--on", "local", "--jobs", "2"]
+    command = ["sweep", "--config", config, "--out", str(out), *vary, "--until", "map"]
 
     assert main(command) == 1
-    printed = capsys.readouterr().out
-    assert f"{bad.name} failed: {bad} is not empty and not a run of namm" in printed
     rows = table(out)
     assert [(row["map.sigma_max"], row["map.weights.constraint"], row["status"]) for row in rows] == [
         ("0.1", "1", "complete"),
@@ -125,16 +138,7 @@ def test_four_cells_through_submitit_one_of_which_raises(config, tmp_path, capsy
         ("0.2", "1", "failed"),
         ("0.2", "5", "complete"),
     ]
-    for row in rows[:2] + rows[3:]:
-        record = read_record(out / row["cell"] / "map")
-        assert record.settings["sigma_max"] == float(row["map.sigma_max"])
-        assert record.settings["weights"]["constraint"] == float(row["map.weights.constraint"])
-        assert float(row["distance_map"]) == record.results["distance_map"]
-    drawn = {(out / row["cell"] / "data" / "images.h5").stat().st_ino for row in rows[:2] + rows[3:]}
-    assert len(drawn) == 1  # once, for all of them
-    assert rows[2]["distance_map"] == ""
-    cells = json.loads((out / "sweep.json").read_text())["cells"]
-    assert "not a run of namm" in cells[2]["error"]
+    require_own_numbers(out, rows[:2] + rows[3:])
 
     (bad / "foreign").unlink()
     finished = {row["cell"]: read_record(out / row["cell"] / "map").finished for row in rows if row["error"] == ""}
@@ -143,6 +147,22 @@ def test_four_cells_through_submitit_one_of_which_raises(config, tmp_path, capsy
     rows = table(out)
     assert [row["status"] for row in rows] == ["complete"] * 4
     assert {name: read_record(out / name / "map").finished for name in finished} == finished
+
+
+def test_cells_through_submitit_one_of_which_raises(config, tmp_path, capsys):
+    out = tmp_path / "out"
+    bad = foreign(out / "map.sigma_max=0.2_map.weights.constraint=5")
+    vary = ["--vary", "map.sigma-max=0.1,0.2,0.3", "--vary", "map.weights.constraint=5"]
+    command = ["sweep", "--config", config, "--out", str(out), *vary, "--until", "map", "--on", "local", "--jobs", "2"]
+
+    assert main(command) == 1
+    assert f"{bad.name} failed: {bad} is not empty and not a run of namm" in capsys.readouterr().out
+    rows = table(out)
+    assert [row["status"] for row in rows] == ["complete", "failed", "complete"]
+    require_own_numbers(out, rows[::2])
+    assert rows[1]["distance_map"] == ""
+    cells = json.loads((out / "sweep.json").read_text())["cells"]
+    assert "not a run of namm" in cells[1]["error"]
 
 
 def test_a_cell_has_what_those_before_it_have_done(config, tmp_path, capsys):

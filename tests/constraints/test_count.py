@@ -18,7 +18,7 @@ from namm.constraints.description import describe, rebuild
 from namm.datasets import galaxies
 from namm.errors import CheckpointError, ConstraintError, DataError, UsageError
 from namm.experiments.count import CountData, CountRule
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 
 
 class TopRow(torch.nn.Module):
@@ -221,5 +221,5 @@ def test_a_counter_of_another_size_is_refused_before_training(tmp_path):
     chosen = preset("count").settings
     data = replace(chosen.data, counter=str(tmp_path / "small.safetensors"))
     with pytest.raises(DataError, match=r"made for images \(B, 1, 16, 16\)"):
-        build.check(replace(chosen, data=data))
+        build_models.check(replace(chosen, data=data))
     assert galaxies(1, size=chosen.data.size).shape == (1, 1, 32, 32)

@@ -51,7 +51,7 @@ def maps(monkeypatch):
     fake = {"data": fakes.draw, "map": fakes.make}
     table = {name: replace(stage, function=fake.get(name)) for name, stage in STAGES.items()}
     monkeypatch.setattr(stages_module, "STAGES", table)
-    monkeypatch.setattr("namm.experiments.engine.build.check", lambda settings: None)
+    monkeypatch.setattr("namm.experiments.engine.build_models.check", lambda settings: None)
     return fakes
 
 

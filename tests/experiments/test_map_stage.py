@@ -13,7 +13,7 @@ from torch import nn
 from namm.constraints import TotalFlux
 from namm.datasets import batches, load
 from namm.errors import DataError, UsageError
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import ForwardSettings
 from namm.experiments.engine.stages.map import choose_numbers, measure, mirror_folder
@@ -63,15 +63,15 @@ def test_the_map_is_what_train_map_makes_of_the_same_settings(done):
     folder, records = done
     chosen = tiny().settings
     images = load(folder / "data" / "images.h5", "train")
-    mirror, rule = build.mirror(chosen.map, images), build.constraint(chosen.data.rule)
+    mirror, rule = build_models.mirror(chosen.map, images), build.constraint(chosen.data.rule)
     numbers = choose_numbers(chosen.map, mirror, images, rule)
     trained = train_map(
         images,
         rule,
         mirror,
         noise=ModelErrors(chosen.map.sigma_max),
-        weights=build.weights(chosen.map.weights, numbers.unit),
-        regulariser=build.regulariser(chosen.map),
+        weights=build_models.weights(chosen.map.weights, numbers.unit),
+        regulariser=build_models.regulariser(chosen.map),
         settings=chosen.map.train,
         progress=False,
     )

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from namm.evaluation.scores import Milestone, half_way
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.engine.folder import read_record, stage_digests, write_record
 from namm.experiments.engine.run import run
 from namm.experiments.engine.run_parts import RunParts
@@ -63,7 +63,7 @@ def test_a_milestone_is_what_its_snapshot_samples(stage, found, whole_run, tiny_
     model.load_state_dict({name.split(".", 1)[1]: tensor for name, tensor in weights.items()})
     assert any(not torch.equal(tensor, final[name]) for name, tensor in model.state_dict().items())
     with torch.no_grad():
-        y = model.sample(64, sampler=build.sampler(asked.sampler), generator=asked.seed, progress=False)
+        y = model.sample(64, sampler=build_models.sampler(asked.sampler), generator=asked.seed, progress=False)
         x = trained.mirror("map").to_data(y) if stage == "mdm" else y
         assert_is(chosen, trained.rule()(x))
 

@@ -11,7 +11,7 @@ import torch
 
 from namm.datasets import load
 from namm.errors import UsageError
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.engine.folder import Record, read_record, write_record
 from namm.experiments.engine.run import run
 from namm.experiments.engine.run_parts import RunParts, untrained
@@ -110,7 +110,7 @@ def test_repair_draws_from_what_a_training_as_long_as_its_counterpart_gives(whol
     for a, b in zip(found.state_dict().values(), alone.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     with h5py.File(whole_run / "repair" / "train.h5") as file, torch.no_grad():
-        n, sampler = len(file["images"]), build.sampling(settings.samples.sampler)
+        n, sampler = len(file["images"]), build_models.sampling(settings.samples.sampler)
         drawn = alone.sample(n, generator=settings.samples.seed, **sampler)
         assert torch.allclose(torch.from_numpy(file["images"][:]), drawn, atol=1e-5)
 
@@ -159,7 +159,7 @@ def test_without_repair_the_stages_and_their_keys_are_those_of_runs_that_never_k
 )
 def test_settings_choose_schedule_prediction_and_times(options, expected):
     network = NetworkSettings(filters=4, multipliers=(1,), blocks=1, attention=())
-    model = build.diffusion(network, DiffusionSettings(**options), (1, 8, 8), seed=0)
+    model = build_models.diffusion(network, DiffusionSettings(**options), (1, 8, 8), seed=0)
     assert (model.sde, model.prediction, model.times) == expected
     assert model.loss(torch.randn(2, 1, 8, 8)).isfinite()
 
@@ -198,7 +198,7 @@ def test_both_are_sampled_alike(whole_run):
 def test_the_samples_are_the_models_and_the_two_files_do_not_overlap(whole_run, tiny_preset):
     trained, settings = RunParts.load(whole_run), tiny_preset.settings.samples
     y = trained.model("mdm").sample(
-        80, generator=settings.seed, sampler=build.sampler(settings.sampler), progress=False
+        80, generator=settings.seed, sampler=build_models.sampler(settings.sampler), progress=False
     )
     found = []
     for name in ("train.h5", "held_out.h5"):

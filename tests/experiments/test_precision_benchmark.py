@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from namm.errors import RunFolderError
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.engine.run_parts import untrained
 from namm.experiments.engine.stages.map import measure
 from namm.maps import MirrorMap
@@ -125,7 +125,7 @@ def held_out(tiny_preset):
 def test_distances_are_those_of_the_saved_maps(precision, first, tiny_preset, held_out):
     """Measured again in float64, which bf16 would be far from."""
     rule, chosen = build.constraint(tiny_preset.settings.data.rule), tiny_preset.settings.map
-    noise = build.noise(chosen.noise, chosen.sigma_max)
+    noise = build_models.noise(chosen.noise, chosen.sigma_max)
     for row in first[1]["rows"]:
         mirror = MirrorMap.load(trainings(first[2])[row["path"], row["seed"], "map"][0] / "mirror").double()
         exact = measure(mirror, rule, held_out.float(), noise, precision["MEASURED"])
@@ -136,7 +136,7 @@ def test_distances_are_those_of_the_saved_maps(precision, first, tiny_preset, he
 def test_losses_are_those_of_the_saved_networks(precision, first, tiny_preset, held_out):
     """Equation by equation in float64, with the draws of every path and seed."""
     s, folders = tiny_preset.settings, trainings(first[2])
-    rule, noise = build.constraint(s.data.rule), build.noise(s.map.noise, s.map.sigma_max)
+    rule, noise = build.constraint(s.data.rule), build_models.noise(s.map.noise, s.map.sigma_max)
     for row in first[1]["rows"]:
         mirror = MirrorMap.load(folders[row["path"], row["seed"], "map"][0] / "mirror").double()
         plain = MirrorMap.load(folders["plain", row["seed"], "map"][0] / "mirror").double()

@@ -15,7 +15,7 @@ from namm.experiments.burgers import BurgersData
 from namm.experiments.count import CountData
 from namm.experiments.darcy import DarcyData
 from namm.experiments.divergence import DivergenceData
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.flux import FluxData
 from namm.experiments.periodic import PeriodicData
 from namm.experiments.presets import EXPERIMENTS, preset
@@ -71,7 +71,7 @@ def test_paper_preset_has_the_papers_numbers(experiment):
 def test_paper_networks_have_the_published_sizes(experiment):
     channels, g, f, residual, activation = NETWORKS[experiment]
     chosen = preset(experiment, "paper").settings.map
-    mirror = build.mirror(chosen, torch.zeros(2, channels, 16, 16))
+    mirror = build_models.mirror(chosen, torch.zeros(2, channels, 16, 16))
     assert [sum(p.numel() for p in network.parameters()) for network in (mirror.g, mirror.f)] == [g, f]
     assert (chosen.f.residual, chosen.f.activation) == (residual, activation)
 
@@ -144,7 +144,7 @@ def test_what_does_not_exist_is_refused_with_what_does():
         preset("burgers", "xyz")
     with pytest.raises(UsageError, match="needs a network that counts"):
         build.constraint(preset("count").settings.data.rule)
-    build.check(preset("count").settings)  # the run trains one
+    build_models.check(preset("count").settings)  # the run trains one
 
 
 def test_presets_import_no_torch():
@@ -156,10 +156,10 @@ def test_first_weights_depend_on_the_seed_alone():
     chosen = preset("periodic").settings.map
     images = torch.rand(4, 1, 8, 8)
     before = torch.random.get_rng_state()
-    a, b = build.mirror(chosen, images), build.mirror(chosen, images)
-    c = build.mirror(replace(chosen, train=replace(chosen.train, seed=1)), images)
+    a, b = build_models.mirror(chosen, images), build_models.mirror(chosen, images)
+    c = build_models.mirror(replace(chosen, train=replace(chosen.train, seed=1)), images)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.rand(1)
     assert torch.equal(a.f.head.weight, b.f.head.weight)
-    assert torch.equal(a.g.quadratic, build.mirror(chosen, images).g.quadratic)
+    assert torch.equal(a.g.quadratic, build_models.mirror(chosen, images).g.quadratic)
     assert not torch.equal(a.f.head.weight, c.f.head.weight)

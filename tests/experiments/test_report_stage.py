@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import asdict
-from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -20,8 +19,6 @@ from namm.experiments.engine.run import run
 from namm.experiments.engine.stages import Work
 from namm.experiments.engine.stages.report import FILE, PARTIAL, collect, make_report, view_of, write_report
 from namm.files import owned
-from namm.report import page as page_module
-from namm.report.figures import png
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +30,7 @@ def whole(whole_run, tiny_preset, tmp_path_factory):
 
 
 @pytest.fixture
-def copy(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(page_module, "png", partial(png, dpi=20))  # nobody looks at these
+def copy(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / whole.name)
 
 

@@ -55,7 +55,7 @@ def stand_ins(monkeypatch):
     fake = {"data": fakes.data, "map": fakes.map}
     table = {name: replace(stage, function=fake.get(name)) for name, stage in STAGES.items()}
     monkeypatch.setattr(stages_module, "STAGES", table)
-    monkeypatch.setattr("namm.experiments.engine.build.check", lambda settings: None)
+    monkeypatch.setattr("namm.experiments.engine.build_models.check", lambda settings: None)
     return fakes
 
 

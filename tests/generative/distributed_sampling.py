@@ -1,6 +1,7 @@
-"""Samples on however many processes torchrun starts: distributed_sampling.py FOLDER."""
+"""Samples on two processes: distributed_sampling.py FOLDER."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,9 +10,10 @@ from safetensors.torch import save_file
 from test_diffusion import convolutional
 
 from namm.generative.samplers import EulerMaruyama
+from ranks import run_ranks
 
 
-def main(folder: Path) -> None:
+def sample(folder: Path) -> None:
     torch.set_num_threads(1)
     processes = PartialState(cpu=True)
     torch.manual_seed(0)
@@ -26,4 +28,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_ranks(2, partial(sample, Path(sys.argv[1])))

@@ -5,7 +5,7 @@ import torch
 
 from namm.constraints import constraint
 from namm.errors import MemoryShortage
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.generative import DPMSolver
 from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, rehearse_sampling, write_samples
@@ -15,7 +15,7 @@ from namm.maps import IdentityMap
 @pytest.fixture
 def model(tiny_preset):
     s = tiny_preset.settings
-    return build.diffusion(s.mdm.network, s.mdm.diffusion, (1, 8, 8), 0)
+    return build_models.diffusion(s.mdm.network, s.mdm.diffusion, (1, 8, 8), 0)
 
 
 def limited(monkeypatch, model, limit):

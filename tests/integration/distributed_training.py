@@ -1,7 +1,8 @@
-"""A training in float64 on however many processes torchrun starts: distributed_training.py FOLDER."""
+"""A training in float64 on one process and on two: distributed_training.py FOLDER, which gets folders 1 and 2."""
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from namm.datasets.unit_cells import UnitCells
 from namm.maps import ICNN, ResNet
 from namm.training.objectives import UniformNoise, Weights
 from namm.training.settings import TrainSettings
+from ranks import run_ranks
 
 
-def main(folder: Path) -> None:
+def train(folder: Path) -> None:
     torch.set_num_threads(1)
     processes = PartialState(cpu=True)
     rank = processes.process_index
@@ -33,6 +35,12 @@ def main(folder: Path) -> None:
     save_file(wide.state_dict() | average, folder / f"muon{rank}.safetensors")
     processes.wait_for_everyone()
     processes.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    for world in (1, 2):
+        (folder / str(world)).mkdir()
+        run_ranks(world, partial(train, folder / str(world)))
 
 
 if __name__ == "__main__":

@@ -16,15 +16,18 @@ SCRIPT = Path(__file__).with_name("distributed_training.py")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[int, Path]:
     """Folders of the same training on one and on two processes."""
-    folders = {}
-    for processes in (1, 2):
-        folder = tmp_path_factory.mktemp(f"processes{processes}")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run([*command, SCRIPT, folder], capture_output=True, text=True, env=environment, timeout=300)
-        assert done.returncode == 0, done.stderr
-        folders[processes] = folder
-    return folders
+    folder = tmp_path_factory.mktemp("processes")
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, SCRIPT, folder], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return {world: folder / str(world) for world in (1, 2)}
 
 
 @pytest.mark.parametrize("name", ["rank", "muon"])

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from namm import NAMMPipeline
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.engine.run_parts import RunParts
 from namm.generative import NCSNpp
 from namm.generative.sample_file import SampleFile
@@ -59,7 +59,7 @@ def test_the_samples_of_a_run_are_made_again(old):
     source = trained.source("mdm", trained.mirror("map"))
     with SampleFile(old / "run" / "samples" / "train.h5") as file:
         x, y = source.sample_pairs(
-            settings.n, generator=settings.seed, progress=False, **build.sampling(settings.sampler)
+            settings.n, generator=settings.seed, progress=False, **build_models.sampling(settings.sampler)
         )
         assert np.allclose(x, file.images[:], atol=1e-4)
         assert np.allclose(y, file.mirror_images[:], atol=1e-4)

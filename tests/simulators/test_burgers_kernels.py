@@ -35,7 +35,7 @@ for rows, columns, flip in ((8, 5, 1), (13, 3, -1), (64, 40, -1)):
 
 
 def test_states_and_gradients_agree_with_float64(interpreted):
-    interpreted("-c", SOLVED, "cpu")
+    interpreted(SOLVED, "cpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -79,7 +79,7 @@ assert not taken
 
 
 def test_a_compiler_takes_it_as_it_is(interpreted):
-    interpreted("-c", COMPILED)
+    interpreted(COMPILED)
 
 
 UNKNOWN = """
@@ -100,7 +100,7 @@ for call in (lambda r: _by_kernel(r, grid), lambda r: _ImplicitHalfStep.apply(r,
 
 
 def test_what_is_not_a_number_stays_so(interpreted):
-    interpreted("-c", UNKNOWN)
+    interpreted(UNKNOWN)
 
 
 LOOPS = """

@@ -8,7 +8,7 @@ from torch import nn
 
 from namm.constraints import Periodic, TotalFlux, constraint
 from namm.errors import UsageError
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.engine.settings import MapSettings, WeightSettings
 from namm.maps import ICNN, MirrorMap, ResNet
 from namm.training.objectives import (
@@ -131,9 +131,9 @@ def test_a_regulariser_that_is_chosen_stands():
 
 def test_default_weights_are_those_of_a_run_and_of_the_published_results():
     assert asdict(Weights()) == {"constraint": 1.0, "cycle": 0.5, "regulariser": 1e-3, "squared": 0.0}
-    assert build.weights(WeightSettings(), unit=7.0) == Weights()
-    assert build.weights(WeightSettings(3.0, relative=True), unit=7.0).constraint == 21
-    assert build.regulariser(MapSettings()) is default_regulariser(ICNN(layers=1, filters=4))
+    assert build_models.weights(WeightSettings(), unit=7.0) == Weights()
+    assert build_models.weights(WeightSettings(3.0, relative=True), unit=7.0).constraint == 21
+    assert build_models.regulariser(MapSettings()) is default_regulariser(ICNN(layers=1, filters=4))
 
 
 def test_gradient_regulariser_needs_an_icnn():
@@ -188,4 +188,4 @@ def test_squared_errors_are_added_to_the_absolute_ones_of_the_cycle_loss():
     a, b = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([1.5, 2.0, -1.0])
     assert cycle_loss(a, b) == pytest.approx(0.5)  # (0.5 + 0 + 1) / 3
     assert cycle_loss(a, b, squared=2.0) == pytest.approx(0.5 + 2 * (0.25 + 1) / 3)
-    assert build.weights(WeightSettings(squared=4.0), unit=7.0).squared == 4.0
+    assert build_models.weights(WeightSettings(squared=4.0), unit=7.0).squared == 4.0

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from namm.errors import MemoryShortage, UsageError, is_out_of_memory
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.maps import IdentityMap
 from namm.numerics import autocast
 from namm.training import checkpoint, trainer
@@ -189,7 +189,7 @@ def test_which_errors_are_of_memory():
 @pytest.fixture
 def model(tiny_preset):
     s = tiny_preset.settings
-    return build.diffusion(s.mdm.network, s.mdm.diffusion, (1, 8, 8), 0)
+    return build_models.diffusion(s.mdm.network, s.mdm.diffusion, (1, 8, 8), 0)
 
 
 def limited(monkeypatch, model, limit):

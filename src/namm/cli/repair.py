@@ -133,7 +133,7 @@ def _finetune(
     import numpy as np
 
     from namm.datasets.batches import map_images
-    from namm.experiments.engine import build
+    from namm.experiments.engine import build, build_models
     from namm.experiments.engine.folder import read_record
     from namm.experiments.engine.stages.map import Numbers
     from namm.training.train_map import finetune_map
@@ -149,7 +149,7 @@ def _finetune(
         training,
         rule,
         noise=numbers.finetuning_noise(settings),
-        weights=build.weights(settings.finetune.weights, numbers.unit),
+        weights=build_models.weights(settings.finetune.weights, numbers.unit),
         settings=settings.finetune.train,
         validation=(store["val"], held_out),
         folder=folder,

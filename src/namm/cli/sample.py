@@ -117,7 +117,7 @@ def _seed(seed: int | None, settings: Settings, stage: str | None) -> int:
 
 def _draw(options: Sample, trained: "RunParts", source: "Mirrored", sampler: SamplerSettings | None, seed: int) -> None:
     """Write the file."""
-    from namm.experiments.engine.build import sampling
+    from namm.experiments.engine.build_models import sampling
     from namm.experiments.engine.run_parts import describe_samples
     from namm.generative.sample_file import write_samples
 

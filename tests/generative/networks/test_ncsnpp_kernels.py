@@ -48,7 +48,7 @@ print(worst)
 
 
 def test_values_and_gradients_agree_with_float64(interpreted):
-    assert 0 < float(interpreted("-c", IN_FLOAT64)) < 1e-5
+    assert 0 < float(interpreted(IN_FLOAT64)) < 1e-5
 
 
 LEARNED = """
@@ -74,7 +74,7 @@ print(abs(losses[1] / losses[0] - 1))
 
 
 def test_a_network_learns_the_same_by_them(interpreted):
-    assert float(interpreted("-c", LEARNED)) < 1e-3
+    assert float(interpreted(LEARNED)) < 1e-3
 
 
 SAME_NETWORK = """
@@ -101,7 +101,7 @@ print(max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b 
 
 def test_the_network_computes_the_same(interpreted):
     """Down to a resolution of one pixel."""
-    assert 0 < float(interpreted("-c", SAME_NETWORK)) < 1e-4
+    assert 0 < float(interpreted(SAME_NETWORK)) < 1e-4
 
 
 ROUNDED = (
@@ -122,7 +122,7 @@ print(ours / plain)
 
 def test_in_bfloat16_it_is_nearly_as_near_to_float32(interpreted):
     """The interpreter cuts bits off where a GPU rounds, which alone is twice as wrong."""
-    assert 0.3 < float(interpreted("-c", ROUNDED)) < 3
+    assert 0.3 < float(interpreted(ROUNDED)) < 3
 
 
 DROPOUT = """
@@ -141,7 +141,7 @@ print(float(kept.float().mean()))
 
 
 def test_what_is_dropped_is_zero_and_has_no_gradient(interpreted):
-    assert float(interpreted("-c", DROPOUT)) == pytest.approx(0.75, abs=0.03)
+    assert float(interpreted(DROPOUT)) == pytest.approx(0.75, abs=0.03)
 
 
 NARROW = """
@@ -158,4 +158,4 @@ for step in (0, 1000):
 
 
 def test_nothing_cancels_where_the_mean_is_large(interpreted):
-    assert max(map(float, interpreted("-c", NARROW).split())) < 1e-4
+    assert max(map(float, interpreted(NARROW).split())) < 1e-4

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from namm.errors import DataError, UsageError
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.engine.settings import DiffusionSettings, NetworkSettings
 from namm.experiments.presets import preset
 from namm.generative import Diffusion, DiT, NCSNpp, UNet
@@ -207,7 +207,7 @@ CHOICES = {
 def test_settings_choose_the_network(kind):
     expected, options = CHOICES[kind]
     chosen = NetworkSettings(kind=kind, filters=8, **options)
-    model = build.diffusion(chosen, DiffusionSettings(), (3, 8, 12), seed=0)
+    model = build_models.diffusion(chosen, DiffusionSettings(), (3, 8, 12), seed=0)
     config = dict(model.network.config)
     assert type(model.network) is expected
     assert {name: config[name] for name in options} == {
@@ -215,7 +215,7 @@ def test_settings_choose_the_network(kind):
     }
     assert (config["channels"], config["filters"]) == (3, 8)
     assert model.loss(torch.randn(2, 3, 8, 12)).isfinite()
-    again = build.diffusion(chosen, DiffusionSettings(), (3, 8, 12), seed=0)
+    again = build_models.diffusion(chosen, DiffusionSettings(), (3, 8, 12), seed=0)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
@@ -223,7 +223,7 @@ def test_a_run_whose_images_have_no_whole_patches_is_refused_at_once():
     chosen = preset("periodic").settings  # 16×16
     network = NetworkSettings(kind="dit", filters=4, width=16, depth=1, heads=1, patch=3)
     with pytest.raises(UsageError, match=r"divisible by 3; these images are 16×16\. .* choose another patch"):
-        build.check(replace(chosen, mdm=replace(chosen.mdm, network=network)))
+        build_models.check(replace(chosen, mdm=replace(chosen.mdm, network=network)))
 
 
 # Learning

@@ -175,7 +175,7 @@ def _require_good(record: Record, run: Path, keys: Mapping[str, str], later: Seq
 
 def _check(settings: Settings, stages: Sequence[Stage]) -> None:
     """Refuse, before hours are spent, settings that some stage could not use."""
-    from namm.experiments.engine.build import check
+    from namm.experiments.engine.build_models import check
 
     check(settings)
     names = [stage.name for stage in stages]

@@ -15,7 +15,7 @@ from namm.datasets.batches import Images, to_tensor
 from namm.evaluation import distance_summary
 from namm.evaluation.verdict import Verdict
 from namm.exact import Polished, polish
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.engine.build import device
 from namm.experiments.engine.folder import SETTINGS, complete_stage, describe_run, find_run, is_complete
 from namm.experiments.engine.settings import SamplerSettings, Settings
@@ -113,12 +113,12 @@ class Polisher:
 def untrained(stage: str, settings: Settings, shape: Shape) -> Model:
     """The model of `stage` with its first weights."""
     if stage in AUTOENCODERS:
-        return build.vae(settings.vae, shape)
+        return build_models.vae(settings.vae, shape)
     if stage == "few":
-        teacher = build.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, settings.mdm.train.seed)
+        teacher = build_models.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, settings.mdm.train.seed)
         return Consistency(teacher, grid=settings.few.grid)
     seed = (settings.dm if stage == "dm" else settings.mdm).train.seed
-    return build.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, seed)
+    return build_models.diffusion(settings.mdm.network, settings.mdm.diffusion, shape, seed)
 
 
 def describe_samples(source: Mirrored, sampler: SamplerSettings | None) -> dict[str, bool | int | float | str]:
@@ -162,7 +162,7 @@ class Run:
 
     def sample(self, n: int, *, seed: int = 0, **options: Any) -> Tensor:
         """Draw images (n, C, H, W), with the sampler that the run is evaluated by unless `sampler` is given."""
-        how = build.sampling(self.settings.evaluate.sampler) | options
+        how = build_models.sampling(self.settings.evaluate.sampler) | options
         with torch.no_grad():
             return self.model.sample(n, generator=seed, **how)
 

@@ -1,8 +1,8 @@
 """What an experiment is made of, as plain values: one frozen dataclass per part, one field per number.
 
 Nothing here imports torch, so that the command line reads, checks and prints settings at once. Names stand for
-objects (`regulariser="gradient"`); `namm.experiments.engine.build` turns them into objects, and nothing after it sees a
-name.
+objects (`regulariser="gradient"`); `namm.experiments.engine.build_models` turns them into objects, and nothing after it
+sees a name.
 """
 
 import math

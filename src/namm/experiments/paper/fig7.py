@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from namm.datasets.batches import Images
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.engine.run_parts import describe_samples, device, untrained
 from namm.experiments.engine.settings import MapSettings
 from namm.experiments.engine.settings_file import plain
@@ -76,7 +76,7 @@ def measure(run: FinishedRun, progress: bool) -> None:
             images,
             rule,
             noise=numbers.noise(settings.map),
-            weights=build.weights(settings.map.weights, numbers.unit),
+            weights=build_models.weights(settings.map.weights, numbers.unit),
             regulariser=identity_regulariser,
             settings=settings.map.train,
             folder=folder / "map" / TRAINING,
@@ -93,17 +93,17 @@ def measure(run: FinishedRun, progress: bool) -> None:
         description=describe_samples(source, settings.evaluate.sampler),
         constraint=rule,
         progress=progress,
-        sampler=build.sampler(settings.evaluate.sampler),
+        sampler=build_models.sampler(settings.evaluate.sampler),
     )
 
 
 def resnet_pair(settings: MapSettings, data: Images) -> MirrorMap:
     """g and f as two networks of the kind of f, with their first weights; g has no last activation."""
     f = replace(settings.f, residual=True)
-    maps = build.mirror(replace(settings, f=f), data)
+    maps = build_models.mirror(replace(settings, f=f), data)
     seed = fold(settings.train.seed, "g") % 2**31
     train = replace(settings.train, seed=seed)
-    maps.g = build.mirror(replace(settings, f=replace(f, activation="none"), train=train), data).f
+    maps.g = build_models.mirror(replace(settings, f=replace(f, activation="none"), train=train), data).f
     return maps
 
 

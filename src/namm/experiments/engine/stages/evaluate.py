@@ -42,7 +42,7 @@ from namm.evaluation.mmd import Subset, in_memory
 from namm.evaluation.scores import Milestone, half_way
 from namm.evaluation.verdict import Figures, Verdict, judge, judge_map
 from namm.exact.polish import can_polish
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.engine.folder import is_complete, read_record, require_intact
 from namm.experiments.engine.processes import is_main, on_main_process
 from namm.experiments.engine.rule_facts import write_facts
@@ -146,7 +146,7 @@ def make_evaluation(work: Work) -> Outcome:
 def _samples(work: Work, name: str, source: Mirrored, n: int, rule: Constraint | None = None) -> SampleFile:
     """The file of that name with samples of one diffusion model, made if they are not there yet."""
     sampler = work.settings.evaluate.sampler
-    return _written(work, name, source, n, rule, describe_samples(source, sampler), build.sampling(sampler))
+    return _written(work, name, source, n, rule, describe_samples(source, sampler), build_models.sampling(sampler))
 
 
 def _few_samples(work: Work, source: Mirrored, n: int, rule: Constraint) -> SampleFile:

@@ -14,7 +14,7 @@ from namm.datasets import open_store
 from namm.datasets.batches import Images, in_chunks
 from namm.evaluation.scores import ratio, total_variation
 from namm.evaluation.verdict import judge_map
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.engine.settings import MapSettings, Settings
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
@@ -61,12 +61,12 @@ class Numbers:
 
     def noise(self, settings: MapSettings) -> Noise:
         """How far from g(x) f was trained."""
-        return build.noise(settings.noise, self.sigma_max)
+        return build_models.noise(settings.noise, self.sigma_max)
 
     def finetuning_noise(self, settings: Settings) -> Noise:
         """What samples get in finetuning: errors of the map's kind, in the ratio of the settings to the map's."""
         kind = "model" if settings.map.noise.startswith("model") else "uniform"
-        return build.noise(kind, settings.finetune.sigma_max * self.sigma_max / settings.map.sigma_max)
+        return build_models.noise(kind, settings.finetune.sigma_max * self.sigma_max / settings.map.sigma_max)
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values, for the stage's record."""
@@ -85,9 +85,9 @@ def choose_numbers(
     """σ_max and the unit of λ, measured where the settings leave them to the data."""
     if not settings.weights.relative:
         return Numbers(settings.sigma_max, 1.0)
-    noise = None if settings.tune else build.noise(settings.noise, settings.sigma_max)
+    noise = None if settings.tune else build_models.noise(settings.noise, settings.sigma_max)
     weight = None if settings.tune else 1.0
-    others = build.weights(replace(settings.weights, constraint=1.0, relative=False), 1.0)
+    others = build_models.weights(replace(settings.weights, constraint=1.0, relative=False), 1.0)
     seed = settings.train.seed
     choose = partial(tune, mirror, data, rule, noise=noise, weight=weight, weights=others, seed=seed)
     tuning = chosen_once(folder, choose)
@@ -100,15 +100,15 @@ def learn_map(
     settings: MapSettings, rule: Constraint, data: Images, held_out: Images, folder: Path, *, progress: bool = True
 ) -> tuple[MirrorMap, TrainResult, Numbers]:
     """The map that `settings` describe, trained on `data` for `rule`, or trained further, and what that took."""
-    mirror = build.mirror(settings, data).to(build.device())
+    mirror = build_models.mirror(settings, data).to(build.device())
     numbers = choose_numbers(settings, mirror, data, rule, folder)
     trained = train_map(
         data,
         rule,
         mirror,
         noise=numbers.noise(settings),
-        weights=build.weights(settings.weights, numbers.unit),
-        regulariser=build.regulariser(settings),
+        weights=build_models.weights(settings.weights, numbers.unit),
+        regulariser=build_models.regulariser(settings),
         settings=settings.train,
         validation=held_out,
         folder=folder,

@@ -6,7 +6,7 @@ from namm.constraints import Constraint
 from namm.datasets import open_store
 from namm.datasets.batches import Images, in_chunks, map_images
 from namm.evaluation import distance_summary, total_variation
-from namm.experiments.engine import build
+from namm.experiments.engine import build_models
 from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run_parts import RunParts, describe_samples, device
 from namm.experiments.engine.stages import Outcome, Work
@@ -44,7 +44,7 @@ def draw_samples(work: Work, source: Mirrored) -> Outcome:
             description=describe_samples(source, settings.sampler),
             constraint=rule,
             precision=work.settings.mdm.train.precision,
-            **build.sampling(settings.sampler),
+            **build_models.sampling(settings.sampler),
             progress=work.progress,
         )
         with SampleFile(work.folder / name) as file:
@@ -76,7 +76,7 @@ def finetune_on(work: Work, mirror: MirrorMap, samples: Images, held_out: Images
             samples,
             rule,
             noise=numbers.finetuning_noise(work.settings),
-            weights=build.weights(settings.weights, numbers.unit),
+            weights=build_models.weights(settings.weights, numbers.unit),
             settings=settings.train,
             validation=(store["val"], samples if held_out is None else held_out),  # without any, f could not be watched
             folder=work.folder / TRAINING,
