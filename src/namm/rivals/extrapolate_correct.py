@@ -8,9 +8,9 @@ mixed in again to come to the next time t':
 Before it goes on to t' it may come back to t and repeat all this (`mixing`), so that what the correction changed
 reaches the rest of the image. z is the noise that sampling began with, or is drawn afresh now and then (`resample`).
 
-There is no gradient, of the network or of the rule. D is a mean, and a mean with noise is less varied than data with
-noise: the law of the samples is not promised, and with few steps their spread is too small. With independent Gaussian
-pixels it is known in closed form, pixel by pixel; `tests/rivals` computes it.
+There is no gradient, of the network or of the rule. D is a mean, and a mean with fresh noise varies less than data with
+noise do, so that the law of the samples is not promised. With independent Gaussian pixels it is known in closed form;
+`tests/rivals` computes it.
 
 The end is exact: ℓ at the rounding of the result.
 """
