@@ -319,6 +319,7 @@ def cell(run: TrainedRun, name: str) -> dict[str, Any]:
 def measured(run: TrainedRun, method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Draw, time, measure; then polish, time and measure again."""
     draw, training = method.prepare(run, method.grid[chosen["index"]], 1.0)
+    timed(lambda: draw(2))  # what is done once in a process
     images, seconds = timed(lambda: draw(run.options.n))
     found = {"training_seconds": training, "tuning_seconds": chosen["seconds"]}
     found["rows"] = {"": run.figures(images) | {"seconds": seconds / len(images)}}
@@ -434,9 +435,10 @@ def print_rows(experiment: str, rows: Mapping[str, Mapping[str, float] | str]) -
             table.append((name, "", *[ABSENT] * 9, row.split(": ", 1)[-1].split(".")[0]))
             continue
         cost = [row["training"] or None, row["tuning"] or None]
+        lost = f" ({row['not_finite']:.0f} not finite)" if row["not_finite"] else ""
         table.append(
             (
-                name,
+                name + lost,
                 "*" if name in best_rows else "",
                 *(format_number(row[part], ".2g") for part in ("distance", "distance_99")),
                 f"{row['reached']:.0%}",

@@ -34,7 +34,7 @@ from namm.generative import Diffusion
 from namm.generative.base import SampleNoise
 from namm.generative.samplers import Sampler
 from namm.numerics import full_precision
-from namm.rivals.base import Denoiser, Need, Rival
+from namm.rivals.base import Denoiser, Need, Rival, widened
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class LinearisedRule(Denoiser):
         """x after the steps of Gauss–Newton, each kept where it lowers ℓ."""
         with full_precision(x):
             for _ in range(self.method.iterations):
-                moved = self._step(x.double()).to(x.dtype)
+                moved = self._step(widened(x)).to(x.dtype)
                 nearer = self.rule(moved) < self.rule(x)  # not so where it is NaN
                 x = torch.where(nearer.reshape(-1, 1, 1, 1), moved, x)
         return x
 
     def _step(self, x: Tensor) -> Tensor:
-        """The nearest point of the rule linearised at x, in float64."""
-        scale = self.model.scale.double().expand(1, *x.shape[1:])
+        """The nearest point of the rule linearised at x."""
+        scale = self.model.scale.to(x).expand(1, *x.shape[1:])
         problem, here = Problem.of(x, scale, self.equations), torch.zeros_like(x)
         lin = Linearised(problem, here, forward=needs_forward(problem, here))
         size, zero = largest_eigenvalue(lin), torch.zeros_like(lin.value)
