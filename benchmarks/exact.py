@@ -29,7 +29,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.optimize
@@ -72,15 +72,17 @@ class Options:
     """A few steps and samples: only to see that everything runs."""
 
 
-def finished_run(name: str, options: Options) -> tuple[Path, dict[str, Any]]:
-    """The folder of a run with polished rows, and what it measured."""
-    chosen = settings_of(name, options.seed, every_rule.Options(out=options.out, quick=options.quick))
+def finished_run(
+    name: str, options: Options, *, preset: Literal["demo", "gpu"] = "demo", until: str = "evaluate"
+) -> Path:
+    """The folder of a run with polished rows, complete up to the stage `until`."""
+    chosen = settings_of(name, options.seed, every_rule.Options(preset=preset, out=options.out, quick=options.quick))
     if options.quick:
         few = replace(chosen.settings.data, n_train=32, n_val=16, n_test=32)
         chosen = replace(chosen, settings=replace(chosen.settings, data=few))
-    folder = options.out / f"{name}-demo-{options.seed}"
-    run(chosen, folder, until="evaluate", log=lambda line: print(f"  {line}"), force=True)
-    return folder, json.loads((folder / "evaluate" / "metrics.json").read_text())
+    folder = options.out / f"{name}-{preset}-{options.seed}"
+    run(chosen, folder, until=until, log=lambda line: print(f"  {line}"), force=True)
+    return folder
 
 
 def timed(folder: Path, samples: str) -> tuple[float, float, float | None]:
@@ -119,7 +121,8 @@ def main(arguments: Sequence[str]) -> int:
         if name == "derivative":
             missed += known_derivative(16, options.seed)
             continue
-        folder, metrics = finished_run(name, options)
+        folder = finished_run(name, options)
+        metrics = json.loads((folder / "evaluate" / "metrics.json").read_text())
         rows, certificates = metrics["rows"], metrics["certificates"]
         files = {"dm_polished": BASELINE, "finetuned_polished": OURS}
         for row, source in POLISHED.items():

@@ -33,8 +33,8 @@ ORDER = [
         "progress",
     ),
     *("memory", "distributed"),
-    *("simulators", "constraints", "datasets", "evaluation", "exact", "maps", "generative", "training", "inverse"),
-    *("report", "pipeline", "import_flax", "experiments", "cli"),
+    *("simulators", "constraints", "datasets", "evaluation", "exact", "maps", "generative", "training"),
+    *("rivals", "inverse", "report", "pipeline", "import_flax", "experiments", "cli"),
 ]
 
 

@@ -24,6 +24,7 @@ PAGES = [
     "pipeline.md",
     "repair.md",
     "report.md",
+    "rivals.md",
     "runs.md",
     "score_network.md",
     "speed.md",

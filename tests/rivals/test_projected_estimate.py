@@ -1,0 +1,62 @@
+"""The projected estimate: steps of Gauss–Newton against the pseudoinverse, the law of independent pixels, exactness."""
+
+import numpy as np
+import pytest
+import torch
+from rival_oracles import CORRELATED, INDEPENDENT, PLANE, ROUNDING, assert_law, given_rule, law, model_of
+
+from namm.constraints import constraint
+from namm.generative import DPMSolver
+from namm.rivals import ProjectedEstimate
+from namm.rivals.projected_estimate import LinearisedRule
+
+ROWS = torch.tensor([[1.0, 2.0, 0.0, -1.0], [0.5, 0.0, 1.0, 1.0]])
+
+
+def sphere(x):
+    return x.square().sum((1, 2, 3)) - 9
+
+
+def equations(x):
+    return x.flatten(1) @ ROWS.to(x).T - 1
+
+
+LINEAR = constraint(lambda x: equations(x).abs().mean(1), residual=equations)
+SPHERE = constraint(lambda x: sphere(x).abs(), residual=lambda x: sphere(x)[:, None])
+
+
+@pytest.mark.parametrize("rule", [LINEAR, SPHERE], ids=["linear", "sphere"])
+def test_a_step_is_that_of_the_pseudoinverse(rule):
+    x = torch.randn(6, 1, 1, 4) + 2
+    moved = LinearisedRule(model_of(CORRELATED), rule, ProjectedEstimate()).corrected(x)
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda each: rule.residual(each[None])[0]))(x)
+    J, r = jacobian.flatten(2).numpy(), rule.residual(x).numpy()
+    expected = x.flatten(1).numpy() - np.einsum("bij,bj->bi", np.linalg.pinv(J), r)
+    assert moved.flatten(1).numpy() == pytest.approx(expected, abs=1e-5)
+
+
+def test_steps_in_each_evaluation_converge():
+    x = torch.randn(6, 1, 1, 4) + 2
+    once, thrice = (
+        LinearisedRule(model_of(CORRELATED), SPHERE, ProjectedEstimate(iterations=k)).corrected(x) for k in (1, 3)
+    )
+    assert (SPHERE(once) < SPHERE(x)).all()
+    assert SPHERE(thrice).max() < 0.01 * SPHERE(once).max()
+
+
+def test_a_step_away_from_the_rule_is_not_made():
+    steep = constraint(lambda x: x.sum((1, 2, 3)).atan().abs(), residual=lambda x: x.sum((1, 2, 3)).atan()[:, None])
+    x = torch.full((1, 1, 1, 4), 2.0)  # Newton's step for atan diverges from here
+    assert torch.equal(LinearisedRule(model_of(CORRELATED), steep, ProjectedEstimate()).corrected(x), x)
+
+
+def test_independent_pixels_get_the_law_given_the_rule():
+    method = ProjectedEstimate()
+    x = method.sample(model_of(INDEPENDENT), PLANE, 8000, sampler=DPMSolver(25), generator=0, batch_size=4000)
+    assert_law(x, *given_rule(*law(INDEPENDENT)))
+    assert PLANE(x).max() < ROUNDING
+
+
+def test_a_curved_rule_holds_exactly_in_the_end():
+    x = ProjectedEstimate().sample(model_of(CORRELATED), SPHERE, 64, sampler=DPMSolver(10), generator=0)
+    assert SPHERE(x).max() < 1e-5
