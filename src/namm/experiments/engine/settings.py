@@ -350,8 +350,14 @@ class Settings:
         return dm.repair and dm.equal_compute and prefix
 
 
+LARGEST_SEED = 2**61
+"""From here on what is derived from a seed has more bits than a file of settings keeps."""
+
+
 def with_seed(settings: Settings, seed: int) -> Settings:
     """The same settings with other seeds everywhere: for data, trainings, finetuning samples and evaluation."""
+    if not 0 <= seed < LARGEST_SEED:
+        raise UsageError(f"a seed lies between 0 and {LARGEST_SEED - 1}, not {seed}.")
     trained = {
         name: replace(part, train=replace(part.train, seed=seed))
         for name in ("map", "mdm", "finetune", "dm", "few", "vae")
