@@ -161,7 +161,7 @@ def _like_bash(shell: Shell) -> str:
         + "    if [[ $current == -* ]]; then\n"
         + _case("$command", {name: f"_namm_offer {' '.join(words)}" for name, words in options.items()})
         + "        return\n    fi\n"
-        + '    if (( place == 3 )) && [[ $command == train && $before != -* ]]; then\n'
+        + "    if (( place == 3 )) && [[ $command == train && $before != -* ]]; then\n"
         + f"        _namm_offer {' '.join(EXPERIMENTS)}; return\n    fi\n"
         + "    if (( place == 2 )); then\n"
         + _case("$command", {name: f"_namm_offer {' '.join(words)}; return" for name, words in first_words().items()})

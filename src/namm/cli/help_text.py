@@ -1,15 +1,16 @@
 """The short help of every command, which fits a screen: how it is called, what it does, a line for each option.
 
-`namm COMMAND --help` prints it; `--help-all` goes on with everything that tyro knows of the options. What an option does
-is the first sentence of its field's docstring, so that nothing is said twice.
+`namm COMMAND --help` prints it; `--help-all` goes on with everything that tyro knows of the options. What an option
+does is the first sentence of its field's docstring, so that nothing is said twice.
 """
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache, reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -137,9 +138,10 @@ def field_docs(kind: type) -> dict[str, str]:
         if not is_dataclass(each):
             continue
         body = ast.parse(inspect.getsource(each)).body[0].body  # type: ignore[attr-defined]
-        for before, node in zip(body, body[1:], strict=False):
-            if isinstance(before, ast.AnnAssign) and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                found[ast.unparse(before.target)] = str(node.value.value)
+        for statement, below in pairwise(body):
+            match statement, below:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str() as text)):
+                    found[name] = text
     return found
 
 

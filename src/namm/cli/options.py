@@ -5,7 +5,7 @@ the list first, and what is left goes to tyro, which knows every field of the se
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path

@@ -185,7 +185,7 @@ def _as_read(base: Preset, picked: Mapping[str, Any]) -> Preset:
     if not given:
         return base
     if not isinstance(base.settings.data, OwnData):
-        raise UsageError(f"--{next(iter(given))} says how to read images of your own: add --data FILE, or leave it out.")
+        raise UsageError(f"--{next(iter(given))} is for images of your own: add --data FILE, or leave it out.")
     if "layout" in given:
         require_name(given["layout"], get_args(Layout), "layout")
     return replace(base, settings=replace(base.settings, data=replace(base.settings.data, **given)))

@@ -33,7 +33,7 @@ def usage() -> str:
         "namm train WHAT --data FILE --constraint RULE [the same options]\n"
         "namm train counter [-o FILE] [options]",
         "Train one thing of an experiment and whatever it needs that is not there yet: the same as "
-        "`namm run NAME --until WHAT`, with the same options (`namm run --help`, --dry-run among them). Interrupted, it goes on.",
+        "`namm run NAME --until WHAT`, with its options (`namm run --help`). Interrupted, it goes on.",
         {**TARGETS, "NAME": ", ".join(EXPERIMENTS)},
     )
 

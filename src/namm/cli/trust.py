@@ -32,8 +32,7 @@ def main(arguments: list[str]) -> None:
     from namm.experiments.engine.user_rule import describe, record_path, record_trusted
 
     data = read_yaml(Path(name) if Path(name).is_file() else find_run(name) / SETTINGS).settings.data
-    source = locate(data.constraint, data.folder) if isinstance(data, OwnData) else None
-    if source is None or source.is_ours:
+    if not isinstance(data, OwnData) or (source := locate(data.constraint, data.folder)).is_ours:
         print(f"the rule of {shlex.quote(name)} is one of namm's own: there is nothing to allow.")
         return
     for file in source.files.values():

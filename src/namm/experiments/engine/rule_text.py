@@ -35,7 +35,7 @@ def rule_from_text(text: str) -> "Constraint":
             raise ValueError(f"it has more than {LONGEST} characters")
         if others := set(re.findall(r"([\w.]+):\w", text)) - {"namm"}:
             raise UsageError(
-                f"{_short(text)} gives numbers to a rule of {others.pop()}, and only rules of ours are written out: make "
+                f"{_short(text)} gives numbers to a rule of {others.pop()}; only rules of ours are written out: make "
                 "an object there and name that, module:name."
             )
         tree = ast.parse(re.sub(r"\bnamm:(?=\w)", "namm.", text.strip()), mode="eval")
@@ -92,7 +92,7 @@ def _literal(node: ast.expr, name: str) -> Any:
         return ast.literal_eval(node)
     except ValueError as error:
         raise UsageError(
-            f"{_short(ast.unparse(node))} in namm:{name} is not a literal: numbers, texts and tuples of them are taken, "
+            f"{_short(ast.unparse(node))} in namm:{name} is not a literal: it takes numbers, texts and tuples of them, "
             f"as in {_signature(name)}."
         ) from error
 

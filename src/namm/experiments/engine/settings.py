@@ -277,13 +277,13 @@ class EvaluateSettings:
     """What is measured on how many samples."""
 
     n: int = 10_000
-    """Samples for the distance, MMD and KID."""
+    """Samples for the distance, √MMD² and KID."""
     n_fid: int = 50_000
     """Samples for FID; 0 leaves it out."""
     reference: Literal["test", "train"] = "test"
     """The split that samples are compared with."""
     subset: int = 1000
-    """Images per random subset of MMD and KID."""
+    """Images per random subset of √MMD² and KID."""
     mmd_subsets: int = 50
     kid_subsets: int = 100
     """0 leaves KID out."""

@@ -56,9 +56,9 @@ _files: dict[str, Path | None] = {}
 def load_rule(name: str, folder: str = "") -> "Constraint":
     """The rule that `module:name` names, looked for in `folder`, in the current one and among what is installed.
 
-    It is a `Constraint`, a class of them or a function that makes one without arguments, or a function x -> ℓ; or one of
-    ours that is written out with its numbers (`namm.experiments.engine.rule_text`). Whoever
-    calls this has chosen the rule: its source is recorded as trusted. One that a file names is for `known_rule`.
+    It is a `Constraint`, a class of them or a function that makes one without arguments, or a function x -> ℓ; or one
+    of ours that is written out with its numbers (`namm.experiments.engine.rule_text`). Whoever calls this has chosen
+    the rule: its source is recorded as trusted. One that a file names is for `known_rule`.
     """
     source = locate(name, folder)
     allow(source, name)
