@@ -112,7 +112,8 @@ def run_command(
     if picked["dry-run"]:
         from namm.experiments.engine.forecast import forecast
 
-        print(forecast(chosen, folder, until))
+        log(f"{chosen.experiment}, preset {chosen.name}, in {folder}")
+        forecast(chosen, folder, until).show()
         return
 
     from namm.experiments.engine.run import run
