@@ -218,9 +218,7 @@ class Rehearsal:
         s = self.settings
         images = max(s.data.n_train, s.samples.n if stage == "finetune" else 0)
         steps, each = Budget.parse(train.budget).steps(images, train.batch_size) or 0, self.step(stage, train)
-        validation = (
-            train.validations * s.data.n_val / train.batch_size / 3
-        )  # without gradients a step is a third
+        validation = train.validations * s.data.n_val / train.batch_size / 3  # without gradients a step is a third
         trials = ", without the trials that choose σ_max and λ" if stage == "map" and s.map.tune else ""
         return _times(steps + validation, each), f"{steps} steps{trials}"
 
@@ -258,7 +256,7 @@ class Rehearsal:
             return each * size
         return self._clocked(attempt, size)
 
-    def _clocked(self, attempt: Callable[[int], None], size: int) -> float:
+    def _clocked(self, attempt: Callable[[int], object], size: int) -> float:
         """Seconds of compute of `attempt(size)`: those of an idle machine, however busy this one is now."""
         began, start = time.monotonic(), clock(self.device)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
