@@ -15,6 +15,8 @@ from tyro.conf import Positional
 
 from namm.cli import COMMANDS, DEBUG, DEVICE, HELP, HELP_ALL, TRUST, ExitEarly
 from namm.cli.options import Layout, drawable, parse
+from namm.cli.sweep import SINGLE as SWEPT
+from namm.cli.train import TARGETS
 from namm.experiments.engine.settings import SamplingMethod
 from namm.experiments.engine.stages import STAGES
 from namm.experiments.paper.items import ITEMS
@@ -60,8 +62,6 @@ def main(arguments: list[str]) -> None:
 
 def first_words() -> dict[str, Sequence[str]]:
     """What may come first after a command, where that is a name that is known."""
-    from namm.cli.train import TARGETS
-
     names = [*EXPERIMENTS]
     return {
         **{"run": names, "sweep": names, "check": names, "data": [*drawable()], "train": [*TARGETS]},
@@ -84,6 +84,8 @@ def options_of(command: str) -> list[str]:
     found = [*HELP, HELP_ALL, DEBUG, *([TRUST] * about.trusts), *([DEVICE] * about.computes)]
     for example in [[], *examples.get(command, [])]:
         found += re.findall(r"(?<![^\s`(\[])--?[a-z][a-z0-9.-]*\b", _help(command, example))
+    if command == "sweep":  # takes options of `namm run`, which its help only names
+        found += [f"--{name}" for name in SWEPT]
     if command in ("run", "train", "sweep"):
         found += [f"--{name.replace('_', '-')}" for name in _setting_names()]
     return sorted(set(found))

@@ -82,6 +82,8 @@ def settings_help(command: str, base: Preset) -> str:
     common = COMMON | (OWN_USAGE if base.experiment == OWN else {})
     if command != "namm run":
         common = {name: text for name, text in common.items() if name != "--until STAGE"}
+    if command == "namm sweep":  # which has its own
+        common = {}
     name = "--data FILE --constraint RULE" if base.experiment == OWN else base.experiment
     head = format_usage(f"{command} {name} [options] [--SETTING VALUE ...]", "", common)
     shown = two_columns(setting_rows(base.settings, OFTEN))

@@ -74,6 +74,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or set(rest) & set(HELP) or (asks_for_help(rest) and name is None):
         answer(usage(), arguments)
     if asks_for_help(rest):
+        print(f"{usage()}\n")
         choose("namm sweep", name, picked, rest)  # which prints all settings
     refuse_near_misses(rest, (*SINGLE, *SEVERAL, "retry"))
     until = picked.get("until")
