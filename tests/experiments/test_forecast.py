@@ -69,6 +69,7 @@ def test_time_in_proportion_where_a_batch_takes_long(tiny_preset, monkeypatch):
     """By a clock that the attempts set: one image takes a second, and later ones 0.3 each."""
     now, sizes = [0.0], []
     monkeypatch.setattr(forecast_module, "clock", lambda device: now[0])
+    monkeypatch.setattr(forecast_module, "REHEARSAL", 100.0)
     rehearsal = Rehearsal(tiny_preset.settings)
 
     def attempt(size):
@@ -79,7 +80,7 @@ def test_time_in_proportion_where_a_batch_takes_long(tiny_preset, monkeypatch):
     assert sizes == [1, 2]
     assert rehearsal._timed(attempt, 3) == pytest.approx(0.9)  # few enough to be tried whole
     assert sizes == [1, 2, 1, 2, 3]
-    rehearsal._ends = 0
+    rehearsal._compute = forecast_module.REHEARSAL
     assert rehearsal._timed(attempt, 3) is None
 
 

@@ -56,7 +56,7 @@ from namm.training.settings import Budget, TrainSettings
 from namm.training.train_model import ModelObjective
 
 REHEARSAL = 10.0
-"""Seconds that all rehearsals together may take, about: none begins after them."""
+"""Seconds of compute that all rehearsals together may take, about: none begins after them."""
 SLOW, QUICK = 2.0, 1.0
 """Seconds of a first try, with one image, from which it is the only one, and of a batch up to which that is tried."""
 KEPT = 5
@@ -194,7 +194,6 @@ class Rehearsal:
         self.shape: tuple[int, int, int] = build.dataset(settings.data).shape
         self.device = build.device()
         self._compute = self._waited = 0.0
-        self._ends = time.monotonic() + REHEARSAL
 
     def seconds(self, stage: str, train: TrainSettings | None) -> tuple[float | None, str]:
         """What a stage takes, and how that is known."""
@@ -246,13 +245,13 @@ class Rehearsal:
 
     def _timed(self, attempt: Callable[[int], None], size: int) -> float | None:
         """Seconds of `attempt(size)`, in proportion to those of fewer where it takes long; None where time is up."""
-        if time.monotonic() >= self._ends:
+        if self._compute >= REHEARSAL:
             return None
         first = self._clocked(attempt, 1)  # which also warms up
         if first > SLOW:
             return first * size
         each = self._clocked(attempt, 2) / 2
-        if each * size > min(QUICK, self._ends - time.monotonic()):
+        if each * size > min(QUICK, REHEARSAL - self._compute):
             return each * size
         return self._clocked(attempt, size)
 
@@ -335,7 +334,7 @@ class Rehearsal:
         drawn = self._sampling(models * asked.n + watched, asked.sampler.steps)
         size = min(asked.subset, 1000)
         x = self._images(2 * size).cpu()
-        if drawn is None or time.monotonic() >= self._ends:
+        if drawn is None or self._compute >= REHEARSAL:
             return None
         subset = self._clocked(lambda n: mmd(x[:n], x[n:], subsets=1, size=n, device=self.device), size)
         rows = 4 + self._rule.has_project + s.repairs
