@@ -36,7 +36,7 @@ def test_what_is_done_is_known_and_what_is_not_is_rehearsed(tiny_preset, data_ru
     assert "6 steps" in stages["map"].basis
     found.show()
     said = capsys.readouterr().out
-    assert "to within a factor of two" in said
+    assert "what was rehearsed is rough" in said
     assert "memory: about" in said
 
 

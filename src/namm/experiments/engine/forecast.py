@@ -7,9 +7,9 @@ Times come, in this order, from
 - a budget in minutes, or one that is derived from other stages (equal compute);
 - a rehearsal of seconds: a few steps of each training, one evaluation of each network, a few images of the data.
 
-A rehearsal does not know how busy the machine will be, nor what compilation, input and output take: its times are right
-to within a factor of two or so. Memory is counted: weights and what an optimiser keeps of them, and the tensors that
-one step keeps for its gradients, in proportion to the batch.
+A rehearsal does not know how busy the machine will be, nor what compilation, input and output take: its times are
+rough, and too long where many images at once cost less than the few that were tried. Memory is counted: weights and
+what an optimiser keeps of them, and the tensors that one step keeps for its gradients, in proportion to the batch.
 """
 
 import time
@@ -100,7 +100,7 @@ class Forecast:
         more = " and what is not known" if len(seconds) < len(to_do) else ""
         print(f"about {format_duration(sum(seconds))}{more} on {self.device}")
         if any(each.basis.startswith(TIMED) for each in to_do):
-            print("what was rehearsed is right to within a factor of two, on a machine that does nothing else")
+            print("what was rehearsed is rough, and meant for a machine that does nothing else")
         if self.slower > BUSY:
             print(f"other programs use this one now: as it is, all takes about {self.slower:.0f} times as long")
         if self.memory is not None:
