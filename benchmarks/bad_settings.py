@@ -107,7 +107,7 @@ def tried(name: str, how: str, options: Options) -> tuple[bool, str]:
     learned, kept = (read_record(folder / stage).results for stage in ("map", "finetune"))
     return agrees, (
         f"{name:<11}{how:<25}map {learned['verdict']:<10}run {said:<10}"
-        f"l {ours['distance']['mean']:.3g} ({base['distance']['mean']:.3g}), root MMD2 {ours['mmd'][0]:.3f} "
+        f"l {ours['distance']['mean']:.3g} ({base['distance']['mean']:.3g}), √MMD² {ours['mmd'][0]:.3f} "
         f"({base['mmd'][0]:.3f}), variation {ours['total_variation']:.2f}, spread {ours['spread']:.2f}; {kept['kept']}"
     )
 

@@ -39,7 +39,7 @@ from namm.datasets.batches import map_images, to_tensor
 from namm.errors import UsageError
 from namm.evaluation import compare, distance_summary
 from namm.exact import certify
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.engine.folder import read_record
 from namm.experiments.engine.run_parts import RunParts, untrained
 from namm.experiments.engine.settings_file import digest
@@ -143,7 +143,7 @@ class TrainedRun:
     @property
     def sampling(self) -> dict[str, Any]:
         """How samples are drawn: as in the run's evaluation."""
-        sampler: Sampler = build.sampler(self.parts.settings.evaluate.sampler)
+        sampler: Sampler = build_models.sampler(self.parts.settings.evaluate.sampler)
         how = {"generator": self.parts.settings.evaluate.seed, "batch_size": BATCH, "progress": False}
         return how | {"sampler": DPMSolver(10) if self.options.quick else sampler}
 

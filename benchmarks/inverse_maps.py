@@ -32,7 +32,7 @@ from every_rule import DIGITS, FIVE, settings_of
 from namm.clock import clock
 from namm.constraints import Constraint
 from namm.datasets import open_store
-from namm.experiments.engine import build
+from namm.experiments.engine import build, build_models
 from namm.experiments.engine.run import run
 from namm.experiments.engine.settings import MapSettings
 from namm.experiments.engine.stages.data import images_file
@@ -115,7 +115,7 @@ def learn(variant: str, name: str, options: Options) -> dict[str, Any]:
     settings: MapSettings = chosen.settings.map
     with open_store(images_file(folder / "data")) as store:
         data = store["train"]
-        mirror = build.mirror(settings, data).to(build.device())
+        mirror = build_models.mirror(settings, data).to(build.device())
         assert isinstance(mirror.f, RuleNet)
         numbers = choose_numbers(replace(settings, tune=False), mirror, data, rule)
         noise = numbers.noise(settings)
@@ -138,8 +138,8 @@ def learn(variant: str, name: str, options: Options) -> dict[str, Any]:
             rule,
             mirror,
             noise=noise,
-            weights=build.weights(settings.weights, numbers.unit),
-            regulariser=build.regulariser(settings),
+            weights=build_models.weights(settings.weights, numbers.unit),
+            regulariser=build_models.regulariser(settings),
             settings=settings.train,
             progress=False,
         )

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None, base: Preset | None = None) -> 
     parser.add_argument("--map-minutes", type=float, default=MAP_MINUTES, help="training of the map")
     parser.add_argument("--weight", type=float, default=WEIGHT, help="of the rule, in units of the preset's λ")
     parser.add_argument("--n", type=int, default=2000)
-    parser.add_argument("--subset", type=int, default=SUBSET, help="images per subset of the MMD")
+    parser.add_argument("--subset", type=int, default=SUBSET, help="images per subset of the √MMD²")
     parser.add_argument("--out", type=Path, default=Path("runs/autoencoders"))
     options = parser.parse_args(arguments)
     chosen = base or demo(options.experiment, options.minutes, options.map_minutes, options.weight)

@@ -11,7 +11,7 @@ from rich.text import Text
 from namm.constraints.contract import ConstraintReport
 from namm.evaluation.scores import DistanceSummary, Scores
 from namm.evaluation.verdict import Finding, Verdict
-from namm.formatting import format_estimate, format_number, html_table, print_table
+from namm.formatting import format_duration, format_estimate, format_number, html_table, print_table, shown_name
 from namm.training.trainer import TrainResult
 
 DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
@@ -141,3 +141,29 @@ DISTANCE = DistanceSummary(64, 0.01234, 0.002, (0.001, 0.005, 0.011, 0.02, 0.03)
 def test_results_are_tables_in_a_notebook(value, texts):
     found = Cells(value._repr_html_()).texts
     assert [text for text in found if text in texts] == texts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "1 s"),
+        (7.4, "7 s"),
+        (43, "45 s"),
+        (58, "60 s"),
+        (61, "1 min"),
+        (155, "3 min"),
+        (3540, "59 min"),
+        (3590, "1 h"),
+        (4700, "1 h 20 min"),
+        (47 * 3600, "47 h"),
+        (50 * 3600, "2 days"),
+    ],
+)
+def test_times_are_no_finer_than_they_can_be_known(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_results_have_one_name_for_people():
+    assert shown_name("mmd_ours") == "√MMD² ours"
+    assert shown_name("distance_baseline_half_way") == "ℓ baseline half way"
+    assert shown_name("total_variation") == "total variation"

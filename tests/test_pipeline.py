@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -198,6 +199,7 @@ def test_a_scheduler_that_does_not_fit_is_refused(parts):
 
 FRESH = """
 import sys
+import warnings
 from namm import NAMMPipeline
 pipe = NAMMPipeline.from_pretrained(sys.argv[1])
 out = pipe(batch_size=3, num_inference_steps=5, generator=7)
@@ -340,9 +342,9 @@ def test_parts_that_cannot_be_saved_are_refused(parts):
 def test_calls_that_make_no_sense_are_refused(parts, tmp_path):
     pipe = NAMMPipeline.from_parts(*parts, RULE)
     with pytest.raises(UsageError, match="output_type"):
-        pipe(output_type="pil")
-    with pytest.raises(UsageError, match="generator must be one"):
-        pipe(generator=[torch.Generator()])
+        pipe(output_type="latent")
+    with pytest.raises(UsageError, match="generator must be"):
+        pipe(generator="one")
     with pytest.raises(UsageError, match="safe_serialization"):
         pipe.save_pretrained(tmp_path / "pickled", safe_serialization=False)
     assert not (tmp_path / "pickled").exists()
@@ -401,3 +403,81 @@ def test_the_card_states_how_near_to_the_rule_polished_samples_were(parts, tmp_p
     card = (tmp_path / "README.md").read_text()
     assert "3 of 3 images reach the rule, by Gauss-Newton: mean ℓ in float64" in card
     assert NAMMPipeline.from_pretrained(tmp_path).model_card() == card
+
+
+# As callers of diffusers expect
+
+
+def test_a_generator_for_every_image_decides_on_it_alone(parts):
+    pipe = NAMMPipeline.from_parts(*parts, RULE)
+
+    def generators(*seeds):
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    together = draw(pipe, 3, generators(5, 6, 7)).images
+    others = draw(pipe, 3, generators(8, 6, 5)).images
+    (alone,) = draw(pipe, 1, generators(6)[0]).images
+    assert torch.equal(draw(pipe, 1, generators(6)).images[0], alone)
+    for image in (together[1], others[1]):
+        torch.testing.assert_close(image, alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(others[2], together[0], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(together[0], together[2], rtol=0.1)
+    with pytest.raises(UsageError, match="2 generators for a batch_size of 3"):
+        draw(pipe, 3, generators(1, 2))
+    with pytest.raises(UsageError, match="not a str"):
+        draw(pipe, 1, ["one"])
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
+def test_pictures_are_the_pixels_from_black_to_white(channels, mode):
+    network = randomised(NCSNpp(channels=channels, height=8, filters=8, multipliers=(1, 2), blocks=1, attention=()))
+    model = Diffusion(network, (channels, 8, 8), prediction=Velocity())
+    model.fit_statistics(0.5 + 0.05 * torch.randn(64, channels, 8, 8))
+    pipe = NAMMPipeline.from_parts(model, IdentityMap(), TotalFlux(3.0))
+    exact = draw(pipe, 2).images
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        out = pipe(batch_size=2, num_inference_steps=STEPS, generator=7, output_type="pil")
+    outside = float(((exact < 0) | (exact > 1)).float().mean())
+    assert any("were cut off" in str(each.message) for each in caught) == (outside > 0.01)
+    assert [picture.mode for picture in out.images] == [mode, mode]
+    assert [picture.size for picture in out.images] == [(8, 8)] * 2
+    expected = (255 * exact.numpy().clip(0, 1)).transpose(0, 2, 3, 1)
+    found = np.stack([np.asarray(picture).reshape(8, 8, channels) for picture in out.images])
+    assert np.abs(found - expected).max() <= 0.5 + 1e-4
+    assert torch.equal(out.mirror_images, exact)
+
+
+def test_images_of_two_channels_are_no_pictures(parts):
+    with pytest.raises(UsageError, match="images of 2 channels are no pictures"):
+        NAMMPipeline.from_parts(*parts, RULE)(output_type="pil")
+
+
+ALONE = """
+import sys, warnings
+from diffusers import DiffusionPipeline
+warnings.simplefilter("ignore")
+try:
+    DiffusionPipeline.from_pretrained(sys.argv[1])
+except ValueError as error:
+    print(error)
+assert "namm" not in sys.modules
+pipe = DiffusionPipeline.from_pretrained(sys.argv[1], trust_remote_code=True)
+pipe.set_progress_bar_config(disable=True)
+print(type(pipe).__name__, pipe(num_inference_steps=5, generator=7).images.double().sum().item())
+"""
+
+
+def test_diffusers_alone_loads_it_or_says_what_it_needs(folder, tmp_path):
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(folder)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *refusal, last = done.stdout.strip().split("\n")
+    assert "pipeline.py" in refusal[0]
+    assert "trust_remote_code=True" in " ".join(refusal)
+    name, total = last.split()
+    assert name == "NAMMPipeline"
+    mine = draw(NAMMPipeline.from_pretrained(folder), 1).images.double().sum().item()
+    assert float(total) == pytest.approx(mine, rel=1e-5)

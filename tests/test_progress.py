@@ -87,10 +87,11 @@ def test_without_a_terminal_there_are_lines_now_and_then(capsys, monkeypatch):
     bar = ProgressBar("map", 3)
     with bar:
         bar.update(1, {"loss": 0.5})  # too soon
-        monkeypatch.setattr(progress.time, "monotonic", lambda: 1e12)
+        later = time.monotonic() + 16
+        monkeypatch.setattr(progress.time, "monotonic", lambda: later)
         bar.update(2, {"loss": 0.25})
         bar.update(3, {"loss": 0.125})  # the last
-    assert capsys.readouterr().err.splitlines() == ["map  2/3  loss 0.25", "map  3/3  loss 0.125"]
+    assert capsys.readouterr().err.splitlines() == ["map  2/3  about 15 s left  loss 0.25", "map  3/3  loss 0.125"]
 
 
 @pytest.mark.parametrize("forced", ["", "1"])
@@ -99,3 +100,38 @@ def test_what_is_not_visible_says_nothing(capsys, monkeypatch, forced):
     with ProgressBar("map", 3, visible=False) as bar:
         bar.update(3, {"loss": 0.5})
     assert capsys.readouterr() == ("", "")
+
+
+# Time left where there is no terminal
+
+
+def paced(steps, monkeypatch, total=1000):
+    """Lines of a bar whose updates come at (second, step)."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), force_terminal=False, width=200)
+    bar = ProgressBar("model", total, console=console)
+    for now[0], step in steps:
+        bar.update(step, {"loss": 0.5})
+    return console.file.getvalue().splitlines()
+
+
+def test_lines_tell_the_time_left_once_it_is_known(monkeypatch):
+    lines = paced([(6, 10), (21, 40), (36, 70)], monkeypatch)
+    assert lines[0] == "model  10/1000  loss 0.5"  # nothing was watched yet
+    assert lines[1] == "model  40/1000  about 8 min left  loss 0.5"
+    assert lines[2] == "model  70/1000  about 8 min left  loss 0.5"
+
+
+def test_a_slow_beginning_is_forgotten(monkeypatch):
+    slow = [(10 * k, k) for k in range(1, 7)]  # a step in ten seconds
+    fast = [(60 + k, 6 + 10 * k) for k in range(1, 121)]  # ten steps a second
+    assert paced([*slow, *fast], monkeypatch, total=3006)[-1].startswith("model  1106/3006  about 3 min left")
+
+
+def test_a_bar_that_stands_still_promises_nothing(monkeypatch):
+    assert [line.count("left") for line in paced([(6, 10), (40, 10), (60, 10)], monkeypatch)] == [0, 0, 0]
+
+
+def test_the_last_line_has_nothing_left(monkeypatch):
+    assert "left" not in paced([(6, 10), (20, 500), (36, 1000)], monkeypatch)[-1]

@@ -42,6 +42,28 @@ def format_estimate(mean: float, error: float, spec: str = ".3g", error_spec: st
     return f"{format_number(mean, spec)} ± {format_number(error, error_spec)}"
 
 
+def format_duration(seconds: float) -> str:
+    """Format a time for people, no finer than it can be known: 40 s, 2 min, 1 h 20 min, 3 days."""
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s" if seconds < 10 else f"{5 * round(seconds / 5)} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(5 * round(minutes / 5), 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{round(seconds / 86400)} days"
+
+
+SHOWN = {"mmd": "√MMD²", "distance": "ℓ"}
+"""Words in the names of results, and what people read."""
+
+
+def shown_name(name: str) -> str:
+    """The name of a result as people read it: `mmd_ours` is √MMD² ours."""
+    return " ".join(SHOWN.get(word, word) for word in name.split("_"))
+
+
 def print_table(
     columns: Sequence["str | Column"], rows: Iterable[Sequence["str | Text"]], *, title: str = "", width: int = 0
 ) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline, DPMSolverMultistepScheduler, ModelMixin
 from diffusers.utils import BaseOutput
+from PIL.Image import Image, fromarray
 from torch import Tensor, nn
 
 # diffusers finds the class of a component only in modules that are already imported
@@ -37,7 +38,7 @@ from namm.evaluation.verdict import Verdict
 from namm.exact import polish as polish_images
 from namm.exact.certificate import sentence
 from namm.files import settle, write_atomically, write_json
-from namm.generative.base import GenerativeModel, channel_statistics, evaluating
+from namm.generative.base import GenerativeModel, Seeds, channel_statistics, evaluating
 from namm.generative.diffusion import DiffusersNetwork, Diffusion
 from namm.generative.mirrored import Mirrored
 from namm.generative.repair import FEW, another_range
@@ -58,6 +59,13 @@ PREDICTIONS: dict[str, Prediction] = {  # diffusers' names
 SCHEDULES: dict[str, type[VPSDE | Straight]] = {"vp": VPSDE, "straight": Straight}
 MOVED = {"namm.generative.ncsnpp": "namm.generative.networks.ncsnpp.network"}
 """Modules that pipelines of version 0.1 name in their index, and where their classes are now."""
+PICTURES = (1, 3)
+"""Channels of pictures, in grey and in colours."""
+CUT_OFF = 0.01
+"""Share of pixels beyond black and white that is told of."""
+SHIM = "pipeline"
+"""Module of a saved folder in which diffusers alone finds the class, where it may run code of the folder."""
+SHIM_TEXT = """from namm.pipeline import NAMMPipeline as NAMMPipeline\n"""
 PROBES = 4
 """Images of noise whose g says what mirror images are like."""
 SCHEDULERS = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
@@ -67,7 +75,7 @@ SCHEDULERS = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
 class NAMMPipelineOutput(BaseOutput):
     """Samples: `images` x and the `mirror_images` y they come from, (B, C, H, W), and `distances` ℓ(x), (B,)."""
 
-    images: Tensor | np.ndarray
+    images: Tensor | np.ndarray | list[Image]
     mirror_images: Tensor | np.ndarray
     distances: Tensor | np.ndarray
 
@@ -189,7 +197,7 @@ class NAMMPipeline(DiffusionPipeline):
         self,
         batch_size: int = 1,
         num_inference_steps: int = 50,
-        generator: torch.Generator | int | None = None,
+        generator: Seeds = None,
         output_type: str = "pt",
         return_dict: bool = True,
         polish: bool = False,
@@ -199,16 +207,28 @@ class NAMMPipeline(DiffusionPipeline):
         Args:
             batch_size: How many; they are made 64 at a time.
             num_inference_steps: Evaluations of the network, at least 2.
-            generator: A seed, or a generator to draw it from; None draws it from torch's own.
-            output_type: `pt` for tensors (B, C, H, W), `np` for arrays (B, H, W, C).
+            generator: A seed, or a generator to draw it from; None draws it from torch's own. A list gives every image
+                one of its own, on which it depends alone.
+            output_type: `pt` for tensors (B, C, H, W), `np` for arrays (B, H, W, C), `pil` for a list of pictures, on
+                which 0 is black and 1 is white; mirror images and distances are tensors then.
             return_dict: False gives the plain tuple (images, mirror_images, distances).
             polish: Move every sample to the nearest image on the rule (`namm.polish`), in standard deviations of the
                 data where the maps know them.
         """
-        if output_type not in ("pt", "np"):
-            raise UsageError(f"output_type must be 'pt' or 'np', not {output_type!r}.")
-        if not isinstance(generator, torch.Generator | int | None):
-            raise UsageError(f"generator must be one torch.Generator or a seed, not a {type(generator).__name__}.")
+        if output_type not in ("pt", "np", "pil"):
+            raise UsageError(f"output_type must be 'pt', 'np' or 'pil', not {output_type!r}.")
+        channels = self.diffusion.sample_shape[0]
+        if output_type == "pil" and channels not in PICTURES:
+            raise UsageError(
+                f"images of {channels} channels are no pictures, which have 1 or 3: take output_type 'pt' or 'np'."
+            )
+        if isinstance(generator, list | tuple) and len(generator) != batch_size:
+            raise UsageError(f"{len(generator)} generators for a batch_size of {batch_size}: give one for every image.")
+        for each in generator if isinstance(generator, list | tuple) else [generator]:
+            if not isinstance(each, torch.Generator | int | None):
+                raise UsageError(
+                    f"generator must be a torch.Generator or a seed, or a list, not a {type(each).__name__}."
+                )
         parts = {name: part for name, part in self.components.items() if isinstance(part, nn.Module)}
         if narrow := [name for name, part in parts.items() if part.dtype not in (torch.float32, torch.float64)]:
             raise UsageError(f"{narrow} must keep float32 weights; for speed, call the pipeline under torch.autocast.")
@@ -220,6 +240,8 @@ class NAMMPipeline(DiffusionPipeline):
         if polish:
             x = polish_images(x, self.constraint, scale=self.config.standardisation.get("scale")).images
         outputs: tuple[Any, ...] = (x, y, self.constraint(x))
+        if output_type == "pil":
+            outputs = (_pictures(x), *outputs[1:])
         if output_type == "np":
             outputs = tuple((part.movedim(1, -1) if part.ndim > 1 else part).cpu().numpy() for part in outputs)
         return NAMMPipelineOutput(*outputs) if return_dict else outputs
@@ -278,8 +300,10 @@ class NAMMPipeline(DiffusionPipeline):
         for path in (*(path for path in files if path.suffix == ".json"), folder / INDEX):
             forget_origin(path)
         write_atomically(folder / "README.md", self.model_card())
+        write_atomically(folder / f"{SHIM}.py", SHIM_TEXT)
         settle([*files, folder / INDEX])
         index = json.loads((folder / INDEX).read_text())
+        index["_class_name"] = [SHIM, NAMMPipeline.__name__]
         index["_files"] = digests_of(folder, files)
         write_json(folder / INDEX, index | {"_sha256": _index_sha256(index)})
 
@@ -306,6 +330,7 @@ class NAMMPipeline(DiffusionPipeline):
         """The index of a folder, as diffusers reads it, with the present modules of components that have moved."""
         loaded = super().load_config(*arguments, **options)
         index = loaded[0] if isinstance(loaded, tuple) else loaded
+        index["_class_name"] = cls.__name__
         for name, entry in index.items():
             if isinstance(entry, list | tuple) and len(entry) == 2:
                 index[name] = [MOVED.get(entry[0], entry[0]), entry[1]]
@@ -327,6 +352,19 @@ class NAMMPipeline(DiffusionPipeline):
         certificate = self.config.get("certificate")
         about["polished"] = "" if certificate is None else f"\nPolished, `pipe(polish=True)`: {sentence(certificate)}\n"
         return CARD.format(**about, **self.config.diffusion)
+
+
+def _pictures(x: Tensor) -> list[Image]:
+    """Images (B, C, H, W) of one or three channels as pictures of 8 bits; what is not in [0, 1] is cut off and told."""
+    if (beyond := float(((x < 0) | (x > 1)).float().mean())) > CUT_OFF:
+        warnings.warn(
+            f"{100 * beyond:.0f} % of the pixels are not between 0, black, and 1, white, and were cut off: "
+            "output_type 'pt' or 'np' gives them as they are.",
+            NammWarning,
+            stacklevel=4,
+        )
+    pixels = (255 * x.clamp(0, 1)).round().byte().movedim(1, -1).cpu().numpy()
+    return [fromarray(each[..., 0] if each.shape[-1] == 1 else each) for each in pixels]
 
 
 TWO_WAYS = (
@@ -354,6 +392,9 @@ pipe = NAMMPipeline.from_pretrained("path/to/this/folder"{option})
 out = pipe(batch_size=8, num_inference_steps=50, generator=0)
 out.images, out.mirror_images, out.distances
 ```
+
+With diffusers alone, which then runs this folder's `pipeline.py`, an import of namm:
+`DiffusionPipeline.from_pretrained("path/to/this/folder", trust_remote_code=True{option})`.
 
 The parts: {parts}.
 """

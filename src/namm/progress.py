@@ -8,6 +8,7 @@ values have a second line, from which whole terms are dropped on the right where
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
@@ -16,7 +17,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
+from namm.formatting import format_duration
+
 LINE_SECONDS = 15.0  # between lines where there is no terminal to redraw
+WARM_SECONDS = 4.0  # of steps that are watched before the time left is told
 TITLE_WIDTH = 28  # columns of the longest title: at 60 columns this still leaves a bar
 
 
@@ -47,15 +51,19 @@ class ProgressBar:
         )
         self._task = self._bar.add_task(title, total=total, completed=start)
         self._next_line = time.monotonic() + LINE_SECONDS / 3
+        self._pace = Pace()
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Show `step` and its values, the most important ones first."""
         self._bar.terms = terms = [f"{name} {value:.4g}" for name, value in values.items()]
         self._bar.update(self._task, completed=step)
+        self._pace.note(time.monotonic(), step)
         if not self.visible or self.console.is_terminal:
             return
         if time.monotonic() >= self._next_line or step == self.total:
-            line = f"{self.title}  {step}/{self.total}  {'  '.join(terms)}"
+            seconds = self._pace.seconds_for(self.total - step)
+            left = f"about {format_duration(seconds)} left" if seconds else ""
+            line = "  ".join(filter(None, [self.title, f"{step}/{self.total}", left, *terms]))
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
             self._next_line = time.monotonic() + LINE_SECONDS
 
@@ -82,6 +90,32 @@ class ProgressBar:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+
+
+class Pace:
+    """How fast steps are made, by the clock on the wall: with validations, checkpoints and whatever else takes time.
+
+    Only the later half of the time watched counts, so that a slow beginning is forgotten. Watching begins with the
+    first step noted: what came before it may have been compilation.
+    """
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._steps: list[int] = []
+
+    def note(self, now: float, step: int) -> None:
+        """`step` was done at `now`."""
+        self._times.append(now)
+        self._steps.append(step)
+
+    def seconds_for(self, steps: int) -> float | None:
+        """How long so many more steps take; None before a few seconds were watched."""
+        began, now = self._times[0], self._times[-1]
+        if now - began < WARM_SECONDS:
+            return None
+        half = min(bisect_left(self._times, (began + now) / 2), len(self._times) - 2)
+        made = self._steps[-1] - self._steps[half]
+        return steps * (now - self._times[half]) / made if made > 0 else None
 
 
 class _TwoLines(Progress):

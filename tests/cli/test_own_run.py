@@ -210,7 +210,7 @@ def here(tmp_path, monkeypatch):
 def settled(*arguments, **own):
     """The settings that a command would run with."""
     own = own or {"data": "ions.h5", "constraint": "charges:neutral"}
-    return choose("namm run", None, own, list(arguments), "").settings
+    return choose("namm run", None, own, list(arguments)).settings
 
 
 def test_what_is_given_stays_also_where_it_is_what_the_preset_says(here, capsys):
@@ -357,7 +357,7 @@ number = 3
         ("wrong:number", 2, "it must be a function"),
         ("wrong:numbr", 2, "Did you mean 'number'?"),
         ("wrogn:flat", 2, "there is no module 'wrogn'"),
-        ("flux", 2, "from namm import TotalFlux"),
+        ("flux", 2, 'such as "namm:TotalFlux(120)"'),
     ],
 )
 def test_a_rule_that_cannot_be_used_is_refused_before_anything_is_made(mine, namm, rule, code, message):

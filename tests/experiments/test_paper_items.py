@@ -139,10 +139,10 @@ def test_table1_is_what_the_evaluations_measured(made, out):
         assert found["ℓ"]["values"] == distances
         assert found["CD"]["mean"] == pytest.approx(100 * np.mean(distances))  # λ of Burgers' is 1 in the paper
         assert found["CD"]["std"] == pytest.approx(100 * np.std(distances, ddof=1))
-        assert found["MMD"]["mean"] == pytest.approx(np.mean([rows[method]["mmd"][0] for rows in both]))
+        assert found["√MMD²"]["mean"] == pytest.approx(np.mean([rows[method]["mmd"][0] for rows in both]))
         assert found["KID"] is None
     ours = row(out, "table1", experiment="burgers", method="ours")
-    assert (ours["CD, paper"], ours["MMD, paper"], ours["KID, paper"]) == (0.04, 0.1291, 0.0022)
+    assert (ours["CD, paper"], ours["√MMD², paper"], ours["KID, paper"]) == (0.04, 0.1291, 0.0022)
     assert row(out, "table1", experiment="burgers", method="baseline repaired")["CD, paper"] is None
     page = (out / "table1" / "table1.md").read_text()
     assert f"{format_number(ours['CD']['mean'])} ± {format_number(ours['CD']['std'])}" in page
@@ -171,7 +171,7 @@ def test_a_cell_that_fails_is_absent_with_a_note(made, tiny, out):
     )
     assert [outcome.cell.name for outcome in result.failed] == ["periodic-seed0"]
     found = row(out, "table1", experiment="periodic", method="ours")
-    assert (found["seeds"], found["ℓ"], found["CD"], found["MMD"]) == (0, None, None, None)
+    assert (found["seeds"], found["ℓ"], found["CD"], found["√MMD²"]) == (0, None, None, None)
     assert found["CD, paper"] == 0.04
     assert row(out, "table1", experiment="burgers", method="ours")["seeds"] == 1
     assert any("periodic-seed0 is missing: evaluate.n is 5" in note for note in content(out, "table1")["notes"])
@@ -343,8 +343,8 @@ def test_table2_has_nine_settings_and_their_scores(swept, out, tiny):
     assert len(images) == 40
     assert found["ℓ"]["mean"] == pytest.approx(float(rule(tiny)(images).mean()), rel=1e-4)
     assert found["CD"]["mean"] == pytest.approx(100 * found["ℓ"]["mean"])
-    assert found["MMD"]["mean"] == pytest.approx(mmd(real, images, subsets=2, size=32, seed=2).mean, rel=1e-4)
-    assert (found["CD, paper"], found["MMD, paper"], found["KID, paper"]) == (0.18, 0.1069, 0.0499)
+    assert found["√MMD²"]["mean"] == pytest.approx(mmd(real, images, subsets=2, size=32, seed=2).mean, rel=1e-4)
+    assert (found["CD, paper"], found["√MMD², paper"], found["KID, paper"]) == (0.18, 0.1069, 0.0499)
     assert len({r["ℓ"]["mean"] for r in rows}) == 9
     top = swept.output.figures["table2-burgers"].axes[0]
     means = [row(out, "table2", **{"λ_constr": 10, "σ_max": s})["CD"]["mean"] for s in (0.001, 0.1, 0.5)]
@@ -515,7 +515,7 @@ def test_fig8_samples_both_autoencoders(made, out, tiny):
         found = row(out, "fig8", method=name)
         assert images.shape == (40, 2, 8, 16)
         assert found["ℓ"]["mean"] == pytest.approx(float(rule(tiny, "divergence")(images).mean()), rel=1e-4)
-        assert found["MMD"]["mean"] == pytest.approx(mmd(real, images, subsets=2, size=32, seed=2).mean, rel=1e-3)
+        assert found["√MMD²"]["mean"] == pytest.approx(mmd(real, images, subsets=2, size=32, seed=2).mean, rel=1e-3)
         assert content(out, "fig8")["drawn"]["fig8-divergence"][name] == pytest.approx(
             rule(tiny, "divergence")(images).tolist(), rel=1e-4
         )

@@ -62,7 +62,7 @@ def test_a_whole_run_ends_with_a_page_of_its_own_numbers(whole):
         wanted = [distance["mean"], distance["std"], distance["max"], *values["mmd"], 100 * distance["mean"]]
         assert {*wanted, values["total_variation"], values["spread"]} <= set(page.numbers)
     assert set(metrics["compute_seconds"].values()) <= set(page.numbers)
-    assert {0.04, 0.1291, 0.09, 0.45} <= set(page.numbers)  # the paper's CD and MMD; CDs of the others
+    assert {0.04, 0.1291, 0.09, 0.45} <= set(page.numbers)  # the paper's CD and √MMD²; CDs of the others
     middle = half_way([Milestone(**each) for each in metrics["milestones"]["dm"]])
     assert {middle.mean, middle.compute_seconds, metrics["milestones"]["dm"][-1]["mean"]} <= set(page.numbers)
     assert page.images == 5

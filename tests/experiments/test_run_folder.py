@@ -15,6 +15,7 @@ from namm.experiments.engine.run import run
 from namm.experiments.engine.stages import STAGES, Outcome
 from namm.experiments.presets import preset
 from namm.files import owned
+from namm.weights_file import write_weights
 
 
 class Stages:
@@ -305,3 +306,51 @@ def test_states_of_a_run(tmp_path, stand_ins):
     go(tmp_path)
     assert not describe_run(tmp_path).changed
     assert describe_run(tmp_path).done == ("data", "map")
+
+
+# How far a training has come
+
+
+def cut_short(folder, *, checkpoint=None, log=None):
+    """A run whose map was cut short, as a training leaves it."""
+    training = folder / "map" / "training"
+    (training / "checkpoints").mkdir(parents=True)
+    if checkpoint is not None:
+        facts = {"step": checkpoint[0], "total": checkpoint[1]}
+        write_weights(training / "checkpoints" / f"step-{checkpoint[0]:09d}.safetensors", {}, {"facts": facts})
+    if log is not None:
+        (training / "metrics.jsonl").write_text(log)
+
+
+def map_row(run):
+    return next(row for row in stage_states(run) if row.folder == "map")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "log", "shown"),
+    [
+        ((1500, 3593), None, "1500 of 3593 steps, 41 %"),
+        ((1500, 3593), '{"step": 1525}\n{"step": 1550}\n', "1550 of 3593 steps, 43 %"),  # what was logged since
+        ((1500, 3593), '{"step": 1525}\n{"step": 15', "1525 of 3593 steps, 42 %"),  # a line that is being written
+        ((1500, 3593), '{"step": 1475}\n', "1500 of 3593 steps, 41 %"),
+        ((0, 400), "", "0 of 400 steps, 0 %"),
+        (None, '{"step": 25}\n', ""),
+        ((5, 10), '{"stop": 1}\n', ""),
+    ],
+)
+def test_a_stage_that_was_cut_short_shows_its_steps(tmp_path, stand_ins, checkpoint, log, shown):
+    stand_ins.fail = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "run")
+    cut_short(tmp_path / "run", checkpoint=checkpoint, log=log)
+    assert (map_row(tmp_path / "run").state, map_row(tmp_path / "run").results) == ("partial", shown)
+
+
+def test_a_damaged_checkpoint_does_not_keep_status_from_answering(tmp_path, stand_ins):
+    stand_ins.fail = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "run")
+    cut_short(tmp_path / "run", checkpoint=(3, 9))
+    (file,) = (tmp_path / "run" / "map" / "training" / "checkpoints").iterdir()
+    file.write_bytes(file.read_bytes()[:40])
+    assert map_row(tmp_path / "run").results == ""

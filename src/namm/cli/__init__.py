@@ -11,48 +11,47 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from namm._version import __version__
-from namm.errors import NammWarning, explain
+from namm.errors import NammWarning, UsageError, explain
 from namm.experiments.engine.processes import rank_zero_output
 
 
 class Command(NamedTuple):
-    """What a command does, whether it goes on with what it had begun, and whether it may run a user's own rule."""
+    """What a command does, and whether it goes on with what it had begun, may run a user's own rule, and computes."""
 
     summary: str
     resumes: bool = False
     trusts: bool = False
+    computes: bool = False
 
 
 COMMANDS = {
-    "demo": Command("the whole method on a CPU, in minutes, told as it goes", resumes=True),
-    "run": Command("run an experiment, stage by stage, in a folder that remembers what is done", True, True),
-    "sweep": Command(
-        "run an experiment with many settings, here, as processes or as Slurm jobs, and gather one table", True, True
-    ),
-    "paper": Command("make a table or figure of the paper, running what is missing", resumes=True),
-    "train": Command(
-        "train one thing of an experiment: map, models, finetuning; or the network that counts", True, True
-    ),
-    "sample": Command("draw samples from a run's model into an HDF5 file", True, True),
-    "repair": Command("mend any model's images by a run's map, f(g(x)), and judge them", trusts=True),
-    "assimilate": Command("sample the images behind noisy, partial observations", True, True),
-    "evaluate": Command("compare a run's samples, or any images, with data", trusts=True),
+    "demo": Command("the whole method on a CPU, in minutes, told as it goes", resumes=True, computes=True),
+    "run": Command("run an experiment, stage by stage, in a folder that remembers what is done", True, True, True),
+    "sweep": Command("run an experiment with many settings, and gather one table", True, True, True),
+    "paper": Command("make a table or figure of the paper, running what is missing", resumes=True, computes=True),
+    "train": Command("train one thing of an experiment, or the network that counts", True, True, True),
+    "sample": Command("draw samples from a run's model into an HDF5 file", True, True, True),
+    "repair": Command("mend any model's images by a run's map, f(g(x)), and judge them", False, True, True),
+    "assimilate": Command("sample the images behind noisy, partial observations", True, True, True),
+    "evaluate": Command("compare a run's samples, or any images, with data", False, True, True),
     "export": Command("save a run's model and maps as a pipeline of diffusers", trusts=True),
     "list": Command("show the runs in a folder"),
     "status": Command("show the stages of a run"),
     "trust": Command("show the Python code of a run's rule, and allow it"),
     "report": Command("write what a run found as one HTML file", trusts=True),
-    "data": Command("draw a dataset into an HDF5 file", resumes=True),
+    "data": Command("draw a dataset into an HDF5 file", resumes=True, computes=True),
     "import": Command("turn a checkpoint of the official code into networks of ours"),
-    "check": Command("measure a rule on images and show the worst of them"),
-    "certify": Command("say of every image how far it is from a rule, in float64"),
+    "check": Command("measure a rule on images and show the worst of them", computes=True),
+    "certify": Command("say of every image how far it is from a rule, in float64", computes=True),
+    "completion": Command("print a script that completes commands, runs and options in a shell"),
 }
-HELP, DEBUG, TRUST = ("-h", "--help"), "--debug", "--trust"
+HELP, HELP_ALL = ("-h", "--help"), "--help-all"
+DEBUG, TRUST, DEVICE = "--debug", "--trust", "--device"
 
 
 class ExitEarly(Exception):
@@ -67,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = DEBUG in arguments
     command, *rest = [argument for argument in arguments if argument != DEBUG] or ["--help"]
-    if command in HELP:
+    if command in (*HELP, HELP_ALL):
         print(usage())
         return 0
     if command == "--version":
@@ -100,18 +99,43 @@ def spin_briefly() -> None:
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    trust: Any = nullcontext()
-    if COMMANDS[command].trusts and TRUST in arguments:
-        from namm.experiments.engine.user_rule import accepting
+    about = COMMANDS[command]
+    with ExitStack() as stack:
+        stack.enter_context(rank_zero_output())
+        stack.enter_context(warnings_as_sentences())
+        if about.trusts and TRUST in arguments:
+            from namm.experiments.engine.user_rule import accepting
 
-        trust, arguments = accepting(), [argument for argument in arguments if argument != TRUST]
-    with rank_zero_output(), warnings_as_sentences(), trust:
+            stack.enter_context(accepting())
+            arguments = [argument for argument in arguments if argument != TRUST]
+        if about.computes:
+            device, arguments = _without_device(arguments)
+            if device is not None and not {*HELP, HELP_ALL} & {*arguments}:
+                from namm.experiments.engine.device import computing_on
+
+                stack.enter_context(computing_on(device))
         try:
             exit_code = import_module(f"namm.cli.{command}").main(arguments)
         except ExitEarly as early:
             exit_code = early.exit_code
     sys.stdout.flush()
     return exit_code or 0
+
+
+def _without_device(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """What --device says, None where it is not there, and the other arguments."""
+    found, rest, queue = None, [], [*arguments]  # `list` is a command
+    while queue:
+        option, equals, value = queue.pop(0).partition("=")
+        if option != DEVICE:
+            rest.append(option + equals + value)
+            continue
+        if found is not None:
+            raise UsageError(f"{DEVICE} is given twice.")
+        if not equals and not queue:
+            raise UsageError(f"{DEVICE} needs a value: cpu, cuda, or cuda:N for the GPU N.")
+        found = value if equals else queue.pop(0)
+    return found, rest
 
 
 @contextmanager
@@ -135,16 +159,18 @@ def usage() -> str:
     """The help text of the command itself."""
     width = max(map(len, COMMANDS))
     lines = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
-    *trusting, last = (name for name, command in COMMANDS.items() if command.trusts)
     return f"""usage: namm COMMAND [options]        namm COMMAND --help
 
 Generative models that obey a rule.
 
 {lines}
 
-{DEBUG}, with any command, shows where an error came from.
-{TRUST}, with {", ".join(trusting)} and {last}, runs the Python code of a
-rule that a run or a file of settings names and that you have not run before; look at it first."""
+With any command:
+  {HELP[1]} lists the options that people use, {HELP_ALL} says everything of all of them,
+  {DEBUG} shows where an error came from.
+With those that compute: {DEVICE} cpu, cuda, or cuda:1 for the second GPU.
+With those that take a run or its rule: {TRUST} runs the Python code of a rule that a run or a file
+  of settings names and that you have not run before; look at it first."""
 
 
 def _fail(message: str, code: int) -> int:

@@ -4,13 +4,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from namm.cli import HELP
+from namm.cli.help_text import format_usage
 from namm.cli.options import (
     ImageFile,
     Layout,
     answer,
+    asks_for_help,
     file_among,
-    format_usage,
     named_rule,
     open_file,
     parse_with_rule,
@@ -38,7 +38,7 @@ class Certify(ImageFile):
 def usage() -> str:
     """The help text that needs no rule."""
     return format_usage(
-        "namm certify FILE --constraint CONSTRAINT [--data FILE] [-o certificate.json] [--PARAMETER VALUE]",
+        "namm certify FILE --constraint RULE [--data FILE] [-o certificate.json] [--PARAMETER VALUE]",
         "Measure ℓ of every image in float64. An image reaches the rule where ℓ is at most three times the floor (the "
         "data's own mean ℓ, or 0) and what the rounding of its pixels does to ℓ, together (docs/exact.md).\n"
         "Exit code 0: all images reach the rule; 1: some do not; 2: wrong usage.",
@@ -57,7 +57,7 @@ def usage() -> str:
 def main(arguments: list[str]) -> int:
     """Certify a file of images."""
     picked, rest = pick(arguments, ("constraint", "data"))
-    if not arguments or (set(rest) & set(HELP) and not picked):
+    if not arguments or (asks_for_help(rest) and not picked):
         answer(usage(), arguments)
     data = Path(picked["data"]) if "data" in picked else None
     known = data or file_among(rest)
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     if not name:
         raise UsageError(f"which rule? Add --constraint {'|'.join(EXPERIMENTS)}, or module:name.")
     settings = rule_settings(name, known if known is not None and known.is_file() else None)
-    options = parse_with_rule(Certify, rest, "namm certify", settings, usage=usage())
+    options = parse_with_rule(Certify, rest, "namm certify", settings, usage())
     if options.out is not None and options.out.suffix != ".json":
         raise UsageError(f"-o must name a JSON file, such as certificate.json, not {options.out}.")
 

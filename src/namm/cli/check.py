@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from namm.cli.help_text import format_usage
 from namm.cli.options import (
     Layout,
     file_among,
-    format_usage,
     named_rule,
     parse_with_rule,
     require_first,
@@ -39,12 +39,12 @@ class Check:
 def usage() -> str:
     """The help text that needs no rule."""
     return format_usage(
-        "namm check CONSTRAINT FILE [--layout NCHW|NHWC] [--key KEY] [--out PICTURE] [--PARAMETER VALUE]",
+        "namm check RULE FILE [--layout NCHW|NHWC] [--key KEY] [--out PICTURE] [--PARAMETER VALUE]",
         "Measure how well images keep a rule: the floor (mean, max, worst image), the same with noise, and the "
         "gradient. The worst image is saved beside its residual. "
         "Exit code 0: the rule keeps its contract and the data keep the rule.",
         {
-            "CONSTRAINT": f"{', '.join(EXPERIMENTS)}, or module:name of your own: a function (B, C, H, W) -> (B,) or "
+            "RULE": f"{', '.join(EXPERIMENTS)}, or module:name of your own: a function (B, C, H, W) -> (B,) or "
             "a namm.Constraint, found in the current folder, or installed",
             "FILE": "HDF5, NPY or NPZ file, or a folder of PNGs",
             "--PARAMETER": "the rule's numbers, as in `namm check flux FILE --total 120`; `namm check flux --help`. "
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
     """Check a rule on a file of images."""
     question = "which constraint? Its name comes first: namm check CONSTRAINT FILE."
     name, rest = require_first(arguments, usage(), question)
-    options = parse_with_rule(Check, rest, f"namm check {name}", rule_settings(name, file_among(rest)))
+    options = parse_with_rule(Check, rest, f"namm check {name}", rule_settings(name, file_among(rest)), usage())
     if options.out is not None and not options.out.suffix:
         raise UsageError(f"--out must name a picture, such as worst.png, not {options.out}.")
 

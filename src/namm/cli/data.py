@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from namm.cli.options import drawable, format_usage, parse, pick, require_first, require_hdf5
+from namm.cli.help_text import format_usage
+from namm.cli.options import drawable, parse, pick, require_first, require_hdf5
 from namm.experiments.presets import EXPERIMENTS, find, require_name
 
 
@@ -10,7 +11,7 @@ def usage() -> str:
     """The help text that needs no dataset."""
     known = map(find, EXPERIMENTS)
     return format_usage(
-        "namm data NAME [--out FILE] [--n-train N] [--n-val N] [--n-test N] [--seed N] [--SETTING VALUE]",
+        "namm data NAME [--out FILE] [--n-train N] [--n-val N] [--n-test N] [--SETTING VALUE]",
         "Draw a dataset into an HDF5 file with the splits train, val and test. Interrupted, it goes on where it "
         "stopped; a complete file of the same settings is left alone, one of others is never overwritten.",
         {

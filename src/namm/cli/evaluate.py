@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from namm.cli import HELP
+from namm.cli.help_text import format_usage
 from namm.cli.options import (
     ImageFile,
     Layout,
     answer,
-    format_usage,
+    asks_for_help,
     log,
     named_rule,
     open_file,
@@ -71,7 +71,7 @@ def usage() -> str:
     """The help text that needs no rule."""
     return format_usage(
         "namm evaluate RUN [RUN ...] [--trust]\n"
-        "namm evaluate FILE --against FILE [--constraint CONSTRAINT] [-o metrics.json] [--PARAMETER VALUE]",
+        "namm evaluate FILE --against FILE [--constraint RULE] [-o metrics.json] [--PARAMETER VALUE]",
         "The first form runs the stage `evaluate` of a run (its folder, or its name in `runs`) with the run's own "
         "settings, unless it is done, and shows its rows; of several runs, mean ± standard deviation over them. With "
         "--trust it runs a rule of the run's that you have not run before: it is Python code. The second compares any "
@@ -92,7 +92,7 @@ def usage() -> str:
 def main(arguments: list[str]) -> None:
     """Evaluate runs, or a file."""
     picked, rest = pick(arguments, ("against", "constraint"))
-    if not arguments or (set(rest) & set(HELP) and not picked):
+    if not arguments or (asks_for_help(rest) and not picked):
         answer(usage(), arguments)
     if picked:
         _evaluate_file(picked, rest)
@@ -156,7 +156,7 @@ def _evaluate_file(picked: dict[str, str], arguments: list[str]) -> None:
     against = Path(picked["against"])
     name = picked.get("constraint") or rule_of_data(against)
     rule = rule_settings(name, against if against.is_file() else None)
-    options = parse_with_rule(Files, arguments, "namm evaluate", rule, usage=usage())
+    options = parse_with_rule(Files, arguments, "namm evaluate", rule, usage())
 
     from namm.files import write_json
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import PositionalRequiredArgs
+from tyro.conf import Positional, arg
 
 from namm.cli.options import parse
 from namm.errors import UsageError
@@ -23,7 +23,7 @@ class Import:
     Sizes are read off the weights; what they do not tell is an option.
     """
 
-    file: Path
+    file: Annotated[Positional[Path], arg(metavar="FILE")]
     """Legacy flax checkpoint (msgpack): a NAMM state or a score model's."""
     out: Path = Path("imported")
     """Folder to write; what is there already is never overwritten."""
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     """Import one checkpoint file."""
     if not arguments:
         raise UsageError("which file? namm import FILE --out FOLDER; `namm import --help` lists the options.")
-    options = parse(Import, arguments, "namm import", config=(PositionalRequiredArgs,))
+    options = parse(Import, arguments, "namm import")
 
     from namm.import_flax import read_official, save_official
 

@@ -5,8 +5,7 @@ the list first, and what is left goes to tyro, which knows every field of the se
 """
 
 import difflib
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,7 +15,8 @@ import tyro
 import yaml
 from tyro.conf import Positional, arg
 
-from namm.cli import HELP, ExitEarly
+from namm.cli import HELP, HELP_ALL, ExitEarly
+from namm.cli.help_text import ALL, list_options, options_help, two_columns
 from namm.errors import DataError, UsageError
 from namm.experiments.engine.experiment import Experiment, Rule
 from namm.experiments.engine.processes import is_main, wait_for_the_reason
@@ -57,26 +57,38 @@ def log(line: str) -> None:
 # Arguments
 
 
-def parse(kind: type[T], arguments: Sequence[str], prog: str, *, usage: str = "", **options: Any) -> T:
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Whether help is asked for, the short one or all of it."""
+    return bool(set(arguments) & {*HELP, HELP_ALL})
+
+
+def parse(kind: type[T], arguments: Sequence[str], prog: str, *, short: str = "", **options: Any) -> T:
     """An object of `kind` from the arguments; help and mistakes are answered here.
 
-    `usage`, what tyro does not know of, precedes its help.
+    --help prints `short`, by default a line for each option; --help-all goes on with all that tyro knows of them.
     """
-    if usage and set(arguments) & set(HELP):
-        print(usage + "\n")
+    if asks_for_help(arguments):
+        short = short or options_help(kind, prog, options.get("description", ""), options.get("default"))
+        if HELP_ALL not in arguments:
+            answer(short, arguments)
+        print(f"{short}\n")
+        arguments = ["--help"]
     try:
         return tyro.cli(kind, args=list(arguments), prog=prog, console_outputs=is_main(), **options)
-    except SystemExit as answer:
+    except SystemExit as answered:
         if not is_main():
             wait_for_the_reason()
-        raise ExitEarly(answer.code if isinstance(answer.code, int) else 1) from None
+        raise ExitEarly(answered.code if isinstance(answered.code, int) else 1) from None
 
 
-def parse_with_rule(kind: type[T], arguments: Sequence[str], prog: str, rule: Rule, **options: Any) -> T:
+def parse_with_rule(kind: type[T], arguments: Sequence[str], prog: str, rule: Rule, usage: str) -> T:
     """The same for options of a `file` and a `rule`, whose numbers are options among the others."""
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs)
     default: Any = kind(file=tyro.MISSING, rule=rule)  # type: ignore[call-arg]
-    return parse(kind, arguments, prog, default=default, config=config, **options)
+    listed = [each for each in list_options(kind, default) if each.name not in ("file", "rule")]
+    rows = (each.row() for each in [*listed, *list_options(type(rule), rule)])
+    short = f"{usage}\n\n{two_columns(rows)}\n\n{ALL}"
+    return parse(kind, arguments, prog, short=short, default=default, config=config)
 
 
 def pick(
@@ -123,7 +135,7 @@ def require_first(arguments: list[str], usage: str, question: str) -> tuple[str,
     name, rest = pick_name(arguments)
     if name is not None:
         return name, rest
-    if not arguments or set(rest) & set(HELP):
+    if not arguments or asks_for_help(rest):
         answer(usage, arguments)
     raise UsageError(question)
 
@@ -138,7 +150,7 @@ def refuse_near_misses(arguments: Sequence[str], names: Sequence[str]) -> None:
     """Refuse an option that is almost one of `names`, where all others have a dot in them."""
     for argument in arguments:
         option = argument.partition("=")[0]
-        if not option.startswith("--") or "." in option or option in HELP:
+        if not option.startswith("--") or "." in option or asks_for_help([option]):
             continue
         close = difflib.get_close_matches(option.removeprefix("--"), names, n=1)
         hint = f" Did you mean --{close[0]}?" if close else " Settings are named like --map.train.budget."
@@ -171,19 +183,6 @@ def read_jobs(at_once: str | None, slurm: Sequence[str], on: str) -> "Jobs":
         raise UsageError(f"--slurm takes KEY=VALUE, such as partition=gpu, not {wrong[0]!r}.")
     pairs = (text.partition("=") for text in slurm)
     return Jobs(number, {key: yaml.safe_load(value) for key, _, value in pairs})
-
-
-def format_usage(synopsis: str, about: str, options: Mapping[str, str] | None = None) -> str:
-    """A help text: how a command is called, what it does, and its options, wrapped and in two columns."""
-    options = options or {}
-    margin = 4 + max(map(len, options), default=0)
-    rows = (
-        textwrap.fill(text, 112, initial_indent=f"  {name}".ljust(margin), subsequent_indent=" " * margin)
-        for name, text in options.items()
-    )
-    calls = "\n".join(f"{'       ' if k else 'usage: '}{line}" for k, line in enumerate(synopsis.split("\n")))
-    paragraphs = (textwrap.fill(paragraph, 112) for paragraph in about.split("\n"))
-    return "\n\n".join(filter(None, [calls, "\n\n".join(paragraphs), "\n".join(rows)]))
 
 
 # Data by name, and rules: one of ours with its numbers, or `module:name` of the user's own

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff
 
-from namm.cli.options import format_usage, log, parse, pick, read_jobs, require_first
+from namm.cli.help_text import format_usage
+from namm.cli.options import log, parse, pick, read_jobs, require_first
 from namm.errors import UsageError
 from namm.experiments.paper.items import FIVE, ITEMS
 from namm.experiments.presets import PRESETS, preset, require_name

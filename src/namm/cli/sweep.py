@@ -8,9 +8,10 @@ from rich.table import Column
 from rich.text import Text
 
 from namm.cli import HELP
+from namm.cli.help_text import format_usage
 from namm.cli.options import (
     answer,
-    format_usage,
+    asks_for_help,
     log,
     pick,
     pick_name,
@@ -30,7 +31,8 @@ from namm.formatting import ABSENT, format_number, print_table
 if TYPE_CHECKING:
     from namm.experiments.sweeps.sweep import Row
 
-SINGLE, SEVERAL = (*RUN_OPTIONS, "on", "jobs"), ("vary", "seeds", "slurm")
+SINGLE = (*(name for name in RUN_OPTIONS if name != "seed"), "on", "jobs")
+SEVERAL = ("vary", "seeds", "slurm")
 TITLES = {
     "distance_ours": "ℓ ours",
     "distance_baseline": "ℓ baseline",
@@ -42,8 +44,8 @@ TITLES = {
 def usage() -> str:
     """The help text that needs no experiment."""
     return format_usage(
-        "namm sweep NAME --vary SETTING=V1,V2,... [--vary ...] [--seeds S1 S2 ...] [--on here|local|slurm]\n"
-        "           [--retry] [--out DIR] [options and settings of `namm run`]",
+        "namm sweep NAME --vary SETTING=V1,V2,... [--vary ...] [--seeds S1 S2 ...]\n"
+        "           [--on here|local|slurm] [--retry] [--out DIR] [options and settings of `namm run`]",
         "Run an experiment with every combination of values, each in a folder of its own, and gather one table. What "
         "is complete is not run again; a cell that fails is reported and the others stand. All options that are not "
         "here are as for `namm run` (`namm run --help`) and the same for all cells.",
@@ -69,8 +71,11 @@ def main(arguments: list[str]) -> int:
     """Run a sweep; 1 if a cell failed."""
     picked, rest = pick(arguments, SINGLE, several=SEVERAL, flags=("retry",))
     name, rest = pick_name(rest)
-    if not arguments or set(rest) & set(HELP):
+    if not arguments or set(rest) & set(HELP) or (asks_for_help(rest) and name is None):
         answer(usage(), arguments)
+    if asks_for_help(rest):
+        print(f"{usage()}\n")
+        choose("namm sweep", name, picked, rest)  # which prints all settings
     refuse_near_misses(rest, (*SINGLE, *SEVERAL, "retry"))
     until = picked.get("until")
     require_name(until or MAIN_LINE, STAGES, "stage")
@@ -87,7 +92,7 @@ def main(arguments: list[str]) -> int:
     seeds = [whole_number("seeds", text, 0) for text in picked["seeds"]]
     if not varied and not seeds:
         raise UsageError("what is varied? namm sweep NAME --vary map.sigma_max=0.05,0.1,0.2, or --seeds 0 1 2.")
-    base = choose("namm sweep", name, picked, rest, usage())
+    base = choose("namm sweep", name, picked, rest)
     values = combinations(varied, seeds)
     cells = [make_cell(base, each, until) for each in values]
     out = Path(picked.get("out", Path("sweeps") / base.experiment))

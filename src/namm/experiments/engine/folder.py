@@ -14,9 +14,11 @@ Imports no torch.
 """
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import count
@@ -45,6 +47,10 @@ from namm.reading import LARGEST_RECORD, REASON, damage_as, typed
 KIND = "namm run"
 RUN, SETTINGS, RECORD, FAILURE = "run.json", "settings.yaml", "stage.json", "failure.json"
 ELSEWHERE = "another folder with --out"
+TRAINING, LOG = "training", "metrics.jsonl"
+"""Folder, in that of a stage, of its training, and that training's log."""
+LAST_LINES = 64 * 1024
+"""Bytes at the end of a log that surely hold a whole line."""
 CHECKPOINTS = "checkpoints"
 """Folder, in that of a training, of what it goes on from."""
 DIGESTED = (".json", ".jsonl", ".npz", ".h5", ".safetensors")
@@ -268,6 +274,40 @@ class RunState:
     date: str
 
 
+def steps_made(folder: Path) -> tuple[int, int] | None:
+    """How many steps the training in a stage's folder has made, and of how many; None where nothing tells.
+
+    The newest checkpoint knows both, and the log may have come further since. What is damaged, or being written at this
+    moment, tells nothing.
+    """
+    training = folder / TRAINING
+    newest = max((training / CHECKPOINTS).glob("step-*.safetensors"), default=None)
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        facts = {} if newest is None else _checkpoint_facts(newest)
+        made, planned = max(int(facts["step"]), _last_step(training / LOG)), int(facts["total"])
+        return (min(made, planned), planned) if planned > 0 else None
+    return None
+
+
+def _checkpoint_facts(path: Path) -> Mapping[str, Any]:
+    """What a checkpoint says beside its tensors."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(min(length, LARGEST_RECORD)))
+    facts: Mapping[str, Any] = json.loads(header["__metadata__"]["namm"])["facts"]
+    return facts
+
+
+def _last_step(log: Path) -> int:
+    """The step of the last whole line of a log; 0 where there is none."""
+    if not log.exists():
+        return 0
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LAST_LINES))
+        whole = file.read().split(b"\n")[:-1]
+    return int(json.loads(whole[-1])["step"]) if whole else 0
+
+
 def stage_states(run: Path) -> list[StageState]:
     """Every stage in order, each followed by its folders that were set aside."""
     read_claim(run / RUN, KIND, ELSEWHERE)
@@ -283,7 +323,11 @@ def stage_states(run: Path) -> list[StageState]:
                     state = "aside"
                 elif record.key != key:
                     state = "stale"
-                rows.append(StageState(folder.name, state, record.seconds, summary(STAGES[name], record.results)))
+                found = summary(STAGES[name], record.results)
+                if state == "partial" and (steps := steps_made(folder)) is not None:
+                    made, planned = steps
+                    found = f"{made} of {planned} steps, {100 * made // planned} %"
+                rows.append(StageState(folder.name, state, record.seconds, found))
     return rows
 
 

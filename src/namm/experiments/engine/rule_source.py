@@ -34,6 +34,7 @@ from types import ModuleType
 from typing import Any
 
 from namm.errors import UsageError
+from namm.experiments.engine.rule_text import is_written_out
 
 NAMM = "namm"
 DEEPEST = 64
@@ -124,7 +125,9 @@ def _sha256(content: bytes) -> str:
 
 
 def locate(name: str, folder: str = "") -> Source:
-    """The source of the rule `module:name`, found without running any of it."""
+    """The source of the rule `module:name`, found without running any of it; one that is written out is all ours."""
+    if is_written_out(name):
+        return Source(NAMM, None, None, NAMM, {})
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UsageError(f"a rule of your own is named as module:name, not {name!r}.")

@@ -91,7 +91,7 @@ def _begin(
     claim = run_claim(folder, chosen.experiment)
     claim.check()
     if any(stage.name != REPORT and not is_done(folder / stage.name, keys[stage.name]) for stage in stages):
-        _check(chosen.settings, stages)
+        check_settings(chosen.settings, stages)
     held.enter_context(owned(folder))
     claim.take()
     text = to_yaml(chosen)
@@ -173,7 +173,7 @@ def _require_good(record: Record, run: Path, keys: Mapping[str, str], later: Seq
         )
 
 
-def _check(settings: Settings, stages: Sequence[Stage]) -> None:
+def check_settings(settings: Settings, stages: Sequence[Stage]) -> None:
     """Refuse, before hours are spent, settings that some stage could not use."""
     from namm.experiments.engine.build_models import check
 

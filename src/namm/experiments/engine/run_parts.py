@@ -17,12 +17,12 @@ from namm.evaluation.verdict import Verdict
 from namm.exact import Polished, polish
 from namm.experiments.engine import build, build_models
 from namm.experiments.engine.build import device
-from namm.experiments.engine.folder import SETTINGS, complete_stage, describe_run, find_run, is_complete
+from namm.experiments.engine.folder import SETTINGS, TRAINING, complete_stage, describe_run, find_run, is_complete
 from namm.experiments.engine.settings import SamplerSettings, Settings
 from namm.experiments.engine.settings_file import read_yaml
 from namm.experiments.engine.stages import Work
 from namm.experiments.engine.stages.data import images_file
-from namm.experiments.engine.stages.map import TRAINING, mirror_folder
+from namm.experiments.engine.stages.map import mirror_folder
 from namm.formatting import html_table
 from namm.generative import VAE, Consistency, Diffusion
 from namm.generative.base import channel_statistics

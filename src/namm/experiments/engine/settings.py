@@ -277,13 +277,13 @@ class EvaluateSettings:
     """What is measured on how many samples."""
 
     n: int = 10_000
-    """Samples for the distance, MMD and KID."""
+    """Samples for the distance, √MMD² and KID."""
     n_fid: int = 50_000
     """Samples for FID; 0 leaves it out."""
     reference: Literal["test", "train"] = "test"
     """The split that samples are compared with."""
     subset: int = 1000
-    """Images per random subset of MMD and KID."""
+    """Images per random subset of √MMD² and KID."""
     mmd_subsets: int = 50
     kid_subsets: int = 100
     """0 leaves KID out."""
@@ -350,8 +350,14 @@ class Settings:
         return dm.repair and dm.equal_compute and prefix
 
 
+LARGEST_SEED = 2**61
+"""From here on what is derived from a seed has more bits than a file of settings keeps."""
+
+
 def with_seed(settings: Settings, seed: int) -> Settings:
     """The same settings with other seeds everywhere: for data, trainings, finetuning samples and evaluation."""
+    if not 0 <= seed < LARGEST_SEED:
+        raise UsageError(f"a seed lies between 0 and {LARGEST_SEED - 1}, not {seed}.")
     trained = {
         name: replace(part, train=replace(part.train, seed=seed))
         for name in ("map", "mdm", "finetune", "dm", "few", "vae")

@@ -37,6 +37,7 @@ from namm.errors import (
 from namm.experiments.engine.folder import now
 from namm.experiments.engine.processes import is_main
 from namm.experiments.engine.rule_source import Source, import_source, locate
+from namm.experiments.engine.rule_text import is_written_out, rule_from_text
 from namm.experiments.presets import require_name
 from namm.files import locked, write_json
 from namm.reading import REASON, damage_as, load_json
@@ -55,8 +56,9 @@ _files: dict[str, Path | None] = {}
 def load_rule(name: str, folder: str = "") -> "Constraint":
     """The rule that `module:name` names, looked for in `folder`, in the current one and among what is installed.
 
-    It is a `Constraint`, a class of them or a function that makes one without arguments, or a function x -> ℓ. Whoever
-    calls this has chosen the rule: its source is recorded as trusted. One that a file names is for `known_rule`.
+    It is a `Constraint`, a class of them or a function that makes one without arguments, or a function x -> ℓ; or one
+    of ours that is written out with its numbers (`namm.experiments.engine.rule_text`). Whoever calls this has chosen
+    the rule: its source is recorded as trusted. One that a file names is for `known_rule`.
     """
     source = locate(name, folder)
     allow(source, name)
@@ -79,6 +81,8 @@ def rule_from(name: str, source: Source) -> "Constraint":
     """Import the module of `source` and make its rule, without asking whether it is trusted."""
     from namm.constraints import Constraint, constraint
 
+    if is_written_out(name):
+        return rule_from_text(name)
     attribute = name.partition(":")[2]
     module = _import(source)
     _files[source.module] = source.file

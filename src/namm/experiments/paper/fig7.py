@@ -14,12 +14,13 @@ import torch
 
 from namm.datasets.batches import Images
 from namm.experiments.engine import build_models
+from namm.experiments.engine.folder import TRAINING
 from namm.experiments.engine.run_parts import describe_samples, device, untrained
 from namm.experiments.engine.settings import MapSettings
 from namm.experiments.engine.settings_file import plain
 from namm.experiments.engine.stages import STAGES
 from namm.experiments.engine.stages.evaluate import BASELINE, OURS
-from namm.experiments.engine.stages.map import TRAINING, choose_numbers, mirror_folder
+from namm.experiments.engine.stages.map import choose_numbers, mirror_folder
 from namm.experiments.engine.stages.report import view_of
 from namm.experiments.paper.measurements import HISTOGRAM, FinishedRun
 from namm.experiments.paper.output import Part, Runs, Value, over_seeds

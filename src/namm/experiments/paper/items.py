@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 FIVE = ("flux", "burgers", "divergence", "periodic", "count")
 """The paper's experiments, in its order."""
 SHOWS = {
-    "table1": "CD, MMD and KID of ours before and after finetuning and of the baseline",
-    "table2": "CD, MMD and KID for three σ_max and three λ_constr, without finetuning",
+    "table1": "CD, √MMD² and KID of ours before and after finetuning and of the baseline",
+    "table2": "CD, √MMD² and KID for three σ_max and three λ_constr, without finetuning",
     "table5": "FID of ours before and after finetuning and of the baseline",
     "fig3": "samples of ours and of the baseline, their residuals and distances",
     "fig4": "training efficiency: ℓ of samples at milestones of the trainings against compute time",

@@ -1,4 +1,4 @@
-"""Table 1: constraint distance, MMD and KID before and after finetuning, beside the baseline's and the paper's."""
+"""Table 1: constraint distance, √MMD² and KID before and after finetuning, beside the baseline's and the paper's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ METHODS = tuple(PAPER_COLUMNS)
 OTHERS = ("few", "projected", "repaired", "repair", "data")
 """Our few-step model, other ways to the rule that start from the baseline, and the floor of every figure."""
 SCORES = {
-    **{"seeds": "d", "ℓ": ".3g", "CD": ".3g", "CD, paper": "g", "MMD": ".4f", "MMD, paper": ".4f"},
+    **{"seeds": "d", "ℓ": ".3g", "CD": ".3g", "CD, paper": "g", "√MMD²": ".4f", "√MMD², paper": ".4f"},
     **{"KID": ".4f", "KID, paper": ".4f", "total variation": ".3f", "spread": ".3f"},
 }
 """Columns of every table of scores."""
@@ -22,7 +22,7 @@ FORMATS = {"method": "", **SCORES}
 
 
 def table1(runs: Runs) -> Part:
-    """CD, MMD and KID of every way to a sample, and what finetuning changes."""
+    """CD, √MMD² and KID of every way to a sample, and what finetuning changes."""
     metrics = [run.metrics()["rows"] for run in runs.complete]
     rows = score_rows(metrics, runs.reported, (*METHODS, *OTHERS))
     return Part(FORMATS, rows, findings=_findings(runs, metrics) if metrics else ())
@@ -42,7 +42,7 @@ def score_rows(metrics: Sequence[dict[str, Any]], reported: Reported, methods: S
 def score_columns(
     scores: Sequence[dict[str, Any]], reported: Reported, paper: tuple[float, float, float] | None
 ) -> list[Value]:
-    """The columns `SCORES` of the scores of each seed, beside the paper's CD, MMD and KID."""
+    """The columns `SCORES` of the scores of each seed, beside the paper's CD, √MMD² and KID."""
     distances = [each["distance"]["mean"] for each in scores]
     columns = (
         over_seeds([reported.cd(distance) for distance in distances]),
@@ -71,7 +71,7 @@ def _findings(runs: Runs, metrics: Sequence[dict[str, Any]]) -> list[str]:
     distance, mmd = (_change(mean("finetuned", figure), mean("mdm", figure)) for figure in ("distance", "mmd"))
     return [
         f"{runs.experiment}: CD of ours is {gain} the baseline's (paper: {_change(after.cd, baseline.cd)}).",
-        f"{runs.experiment}: finetuned, CD is {distance} and MMD {mmd} what they were "
+        f"{runs.experiment}: finetuned, CD is {distance} and √MMD² {mmd} what they were "
         f"(paper: {_change(after.cd, before.cd)} and {_change(after.mmd, before.mmd)}).",
     ]
 

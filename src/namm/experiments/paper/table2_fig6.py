@@ -61,7 +61,7 @@ REPORTED: dict[str, tuple[tuple[tuple[float, float, float], ...], ...]] = {
         ((0.01, 0.6346, 0.4995), (0.02, 0.6774, 0.4957), (0.03, 0.7988, 0.4786)),
     ),
 }
-"""The paper's CD, MMD and KID: a line for each λ_constr, in it one for each σ_max.
+"""The paper's CD, √MMD² and KID: a line for each λ_constr, in it one for each σ_max.
 
 Means over 10 000 samples of the mirrored model without finetuning. CD is with the λ that the paper chose for each
 experiment, not with that of the row.
@@ -69,7 +69,7 @@ experiment, not with that of the row.
 
 
 def table2(runs: Runs) -> Part:
-    """CD, MMD and KID of all nine settings, and a figure of those through the paper's choice."""
+    """CD, √MMD² and KID of all nine settings, and a figure of those through the paper's choice."""
     weights, reported = _weights(runs), runs.reported
     scores = {place: [read_json(_file(run)) for run in finished] for place, finished in _by_place(runs).items()}
     rows: list[list[Value]] = []

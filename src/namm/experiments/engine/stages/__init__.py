@@ -16,7 +16,7 @@ from typing import Any
 from namm.experiments.engine.settings import Settings
 from namm.experiments.engine.settings_file import digest, identity, plain, without_new_defaults
 from namm.experiments.presets import require_name
-from namm.formatting import format_number
+from namm.formatting import format_number, shown_name
 from namm.training.settings import OBSERVING
 
 
@@ -172,7 +172,7 @@ def stages_until(last: str | None, settings: Settings) -> list[Stage]:
 
 def summary(stage: Stage, results: Mapping[str, Any]) -> str:
     """The results of a stage that people look at first."""
-    found = {name.replace("_", " "): results[name] for name in stage.shown if name in results}
+    found = {shown_name(name): results[name] for name in stage.shown if name in results}
     return ", ".join(
         f"{name} {format_number(value) if isinstance(value, float) else value}" for name, value in found.items()
     )

@@ -15,6 +15,7 @@ from namm.datasets.batches import Images, in_chunks
 from namm.evaluation.scores import ratio, total_variation
 from namm.evaluation.verdict import judge_map
 from namm.experiments.engine import build, build_models
+from namm.experiments.engine.folder import TRAINING
 from namm.experiments.engine.settings import MapSettings, Settings
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
@@ -25,8 +26,6 @@ from namm.training.train_map import train_map
 from namm.training.trainer import TrainResult
 from namm.training.tune import Tuning, chosen_once, tune
 
-TRAINING = "training"
-"""The training's folder in a stage: checkpoints, log and, at its end, the maps as `mirror`."""
 CHUNK = 64
 """Images measured at a time."""
 

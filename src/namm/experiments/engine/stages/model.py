@@ -20,11 +20,10 @@ from torch import nn
 
 from namm.datasets import open_store
 from namm.errors import CheckpointError
-from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.folder import TRAINING, read_record
 from namm.experiments.engine.run_parts import RunParts, untrained
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
-from namm.experiments.engine.stages.map import TRAINING
 from namm.generative import Consistency, Diffusion
 from namm.maps import IdentityMap, MirrorMap
 from namm.training.checkpoint import PATTERN, read

@@ -21,14 +21,13 @@ from namm.datasets import open_store
 from namm.errors import NammError, RunFolderError
 from namm.evaluation.scores import Milestone
 from namm.experiments.engine.experiment import UNREPORTED, Data, Reported
-from namm.experiments.engine.folder import SETTINGS, is_done, now, read_record, require_intact, stage_states
+from namm.experiments.engine.folder import SETTINGS, TRAINING, is_done, now, read_record, require_intact, stage_states
 from namm.experiments.engine.rule_facts import FIRST, WORST, facts_of, report_facts, samples_shown
 from namm.experiments.engine.run import run as run_stages
 from namm.experiments.engine.settings_file import plain, read_yaml
 from namm.experiments.engine.stages import MAIN_LINE, Outcome, Work, stage_keys, stages_until
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.evaluate import BASELINE, OURS, POLISHED, judge_rows, read_metrics, run_verdict
-from namm.experiments.engine.stages.map import TRAINING
 from namm.experiments.engine.stages.model import EQUAL_COMPUTE
 from namm.experiments.engine.stages.samples import TRAIN
 from namm.experiments.presets import Preset, preset

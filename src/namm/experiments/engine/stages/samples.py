@@ -7,11 +7,11 @@ from namm.datasets import open_store
 from namm.datasets.batches import Images, in_chunks, map_images
 from namm.evaluation import distance_summary, total_variation
 from namm.experiments.engine import build_models
-from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.folder import TRAINING, read_record
 from namm.experiments.engine.run_parts import RunParts, describe_samples, device
 from namm.experiments.engine.stages import Outcome, Work
 from namm.experiments.engine.stages.data import images_file
-from namm.experiments.engine.stages.map import CHUNK, TRAINING, Numbers
+from namm.experiments.engine.stages.map import CHUNK, Numbers
 from namm.generative.mirrored import Mirrored
 from namm.generative.sample_file import SampleFile, write_samples
 from namm.maps import MirrorMap
