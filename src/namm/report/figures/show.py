@@ -1,5 +1,6 @@
 """`namm.show`: images, how far each is from a rule, and where it breaks it."""
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from namm.report.figures.views import view_of
 LARGEST = 200
 """Images of one set that are drawn."""
 WIDEST, LARGE, CAPTION = 8.0, 1.6, 0.2  # inches: a row of pictures at most, a picture at most, what stands above it
+LETTERS = 12
+"""Letters of a set's name in an inch."""
 OVERSHOOT = 0.25
 """How far beyond [0, 1] colours may lie that are still shown as they are, clipped."""
 COLOURS = 3  # channels
@@ -163,6 +166,7 @@ def _draw(blocks: Sequence[Block], names: Sequence[str], columns: int) -> Figure
         for block in blocks
         for row in block.rows
     ]
+    names = [textwrap.fill(name, max(4, int(LETTERS * height))) for name, height in zip(names, heights, strict=False)]
     figure = base.new_figure(sum(heights) + CAPTION, max(cell * columns, 2.0) + base.BAR)
     axes = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
     for own, block in zip(axes.reshape(len(blocks), len(names)), blocks, strict=True):
