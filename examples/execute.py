@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat  # type: ignore[import-untyped]
-from nbclient import NotebookClient  # type: ignore[import-untyped]
+import nbformat
+from nbclient import NotebookClient
 
 HERE = Path(__file__).resolve().parent
 OPTIONS = {

@@ -169,7 +169,8 @@ def _draw(blocks: Sequence[Block], names: Sequence[str], columns: int) -> Figure
     names = [textwrap.fill(name, max(4, int(LETTERS * height))) for name, height in zip(names, heights, strict=False)]
     figure = base.new_figure(sum(heights) + CAPTION, max(cell * columns, 2.0) + base.BAR)
     axes = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
-    for own, block in zip(axes.reshape(len(blocks), len(names)), blocks, strict=True):
+    for number, block in enumerate(blocks):
+        own: list[Axes] = list(axes[number * len(names) : (number + 1) * len(names), 0])
         if block.rows[0].ndim == 4:
             _draw_colours(own, names, block, columns)
         else:
