@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,9 +74,9 @@ def show(
     rows = list(parts.values())
     blocks = _blocks([x.cpu().numpy() for x in rows], view or view_of(law))
     if law is not None:
-        captions, residuals = _captions(rows, law), _residuals(rows, law)
-        blocks[0] = Block(blocks[0].rows, blocks[0].label, blocks[0].signed, captions)
-        blocks += [Block(residuals, "residual", signed=True)] if residuals is not None else []
+        blocks[0] = replace(blocks[0], captions=_captions(rows, law))
+        residuals = _residuals(rows, law)
+        blocks += [] if residuals is None else [Block(residuals, "residual", signed=True)]
     with base.look():
         return _draw(blocks, names, columns)
 
