@@ -6,12 +6,13 @@ RUNTIME := $(VENV)/.runtime
 TEST    := $(VENV)/.test
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint format wheel clean
+.PHONY: help demo test notebooks lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   set up, then go through the whole method on a CPU, in minutes, to its report"
 	@echo "make test   set up, then run the whole test suite"
+	@echo "make notebooks  set up, then run the notebooks in examples/ and keep their outputs"
 	@echo "make lint   ruff and mypy"
 	@echo "make format let ruff rewrite the sources"
 	@echo "make wheel  build a wheel, install it in an environment of its own and run namm demo --quick"
@@ -35,6 +36,10 @@ demo: $(RUNTIME)
 
 test: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+notebooks: $(TEST)
+	$(INSTALL) -e '.[docs]'
+	$(BIN)/python examples/execute.py
 
 lint: $(TEST)
 	$(BIN)/ruff check .

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from namm.maps import IdentityMap as IdentityMap
     from namm.maps import MirrorMap as MirrorMap
     from namm.pipeline import NAMMPipeline as NAMMPipeline
+    from namm.report.figures.show import show as show
     from namm.training.objectives import ModelErrors as ModelErrors
     from namm.training.objectives import UniformNoise as UniformNoise
     from namm.training.objectives import Weights as Weights
@@ -54,6 +55,7 @@ _EXPORTS = {
     "namm.inverse": "sample_posterior",
     "namm.maps": "IdentityMap MirrorMap",
     "namm.pipeline": "NAMMPipeline",
+    "namm.report.figures.show": "show",
     "namm.training.objectives": "ModelErrors UniformNoise Weights",
     "namm.training.settings": "TrainSettings",
     "namm.training.train_map": "finetune_map train_map",

@@ -26,8 +26,8 @@ from namm.experiments.engine.experiment import Data
 from namm.files import write_atomically, write_json
 from namm.generative.sample_file import SampleFile
 from namm.reading import REASON, damage_as, load_json
-from namm.report.figures import Array, View
-from namm.simulators.fluid import cut, lay_out, vorticity
+from namm.report.figures import View
+from namm.report.figures.views import RAW, VELOCITY, vorticity_view
 
 FACTS, RESIDUALS = "rule.json", "residuals.npz"
 FIRST, WORST = "first", "worst"
@@ -60,16 +60,9 @@ class RuleFacts:
     @property
     def view(self) -> View:
         """How images are shown."""
-        if self.shows == "velocity":
-            return View(label="velocity u")
-        if self.shows != "vorticity":
-            return View()
-
-        def rotation(images: Array) -> Array:
-            states = cut(torch.from_numpy(images), self.size)
-            return lay_out(vorticity(states, self.extent / self.size).unsqueeze(-3))[:, 0].numpy()
-
-        return View(rotation, "vorticity ∂v/∂x − ∂u/∂y", signed=True)
+        if self.shows == "vorticity":
+            return vorticity_view(self.size, self.extent)
+        return VELOCITY if self.shows == "velocity" else RAW
 
     @torch.no_grad()
     def residual_pictures(self, key: str, images: Tensor) -> NDArray[Any] | None:

@@ -66,9 +66,18 @@ def look(theme: Theme = "light") -> Iterator[None]:
         yield
 
 
+class NotebookFigure(Figure):
+    """A figure that notebooks display by itself, without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", pil_kwargs={"optimize": True})
+        return buffer.getvalue()
+
+
 def new_figure(height: float, width: float = WIDTH) -> Figure:
     """An empty figure, in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = NotebookFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -121,11 +130,12 @@ def gap(width: int) -> int:
 
 
 def mosaic(pictures: Array, columns: int) -> np.ma.MaskedArray[Any, Any]:
-    """Pictures (N, H, W) in rows of `columns` as one, with gaps between them that are masked."""
-    n, height, width = pictures.shape
+    """Pictures (N, H, W), or (N, H, W, 4) in colour, in rows of `columns` as one, with masked gaps between them."""
+    n, height, width = pictures.shape[:3]
     down, right = height + gap(width), width + gap(width)
     rows = -(-n // columns)
-    canvas = np.ma.array(np.zeros((rows * down - gap(width), columns * right - gap(width))), mask=True)
+    shape = (rows * down - gap(width), columns * right - gap(width), *pictures.shape[3:])
+    canvas = np.ma.array(np.zeros(shape), mask=True)
     for k, picture in enumerate(pictures):
         top, left = k // columns * down, k % columns * right
         canvas[top : top + height, left : left + width] = picture
@@ -179,10 +189,14 @@ def picture_rows(
     for axis, name, row, texts in zip(axes, names, rows, captions or [()] * len(rows), strict=True):
         shown = show_mosaic(axis, row, columns or len(row), ends, signed)
         axis.set_ylabel(name)
-        width = row.shape[2]
-        for column, text in enumerate(texts):
-            axis.text(column * (width + gap(width)) + width / 2, -0.6, text, ha="center", va="bottom", fontsize=8)
+        write_above(axis, texts, row.shape[2])
     colour_bar(part, shown, axes, values, label)
+
+
+def write_above(axes: Axes, texts: Sequence[str], width: int) -> None:
+    """Write a text above each picture of a row, all `width` pixels wide."""
+    for column, text in enumerate(texts):
+        axes.text(column * (width + gap(width)) + width / 2, -0.6, text, ha="center", va="bottom", fontsize=8)
 
 
 def row_height(shape: tuple[int, ...], columns: int) -> float:
