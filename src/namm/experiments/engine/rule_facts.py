@@ -61,7 +61,7 @@ class RuleFacts:
     def view(self) -> View:
         """How images are shown."""
         if self.shows == "velocity":
-            return View(label="velocity u")
+            return View(label="velocity u", symbol="u")
         if self.shows != "vorticity":
             return View()
 
@@ -69,7 +69,7 @@ class RuleFacts:
             states = cut(torch.from_numpy(images), self.size)
             return lay_out(vorticity(states, self.extent / self.size).unsqueeze(-3))[:, 0].numpy()
 
-        return View(rotation, "vorticity ∂v/∂x − ∂u/∂y", signed=True)
+        return View(rotation, "vorticity ∂v/∂x − ∂u/∂y", "ω", signed=True)
 
     @torch.no_grad()
     def residual_pictures(self, key: str, images: Tensor) -> NDArray[Any] | None:

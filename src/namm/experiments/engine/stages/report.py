@@ -22,6 +22,7 @@ from namm.errors import NammError, RunFolderError
 from namm.evaluation.scores import Milestone
 from namm.experiments.engine.experiment import UNREPORTED, Data, Reported
 from namm.experiments.engine.folder import SETTINGS, is_done, now, read_record, require_intact, stage_states
+from namm.experiments.engine.mirror_space import read_mirror_space
 from namm.experiments.engine.rule_facts import FIRST, WORST, facts_of, report_facts, samples_shown
 from namm.experiments.engine.run import run as run_stages
 from namm.experiments.engine.settings_file import plain, read_yaml
@@ -35,8 +36,9 @@ from namm.experiments.presets import Preset, preset
 from namm.files import write_atomically
 from namm.generative.sample_file import SampleFile
 from namm.report.contents import Contents, Cost, Row, StageLine
+from namm.report.coordinates import PIXELS, Coordinates
 from namm.report.figures import Array, View
-from namm.report.figures.samples import Method
+from namm.report.figures.samples import Method, MirrorSpace
 from namm.report.page import render_page
 from namm.training import log
 
@@ -110,9 +112,11 @@ def collect(run: Path) -> Contents:
 
     metrics: dict[str, Any] = {}
     methods: Methods = ((), ())
+    kept: tuple[Method, ...] = ()
     if "evaluate" in done:
         metrics = attempt("evaluate", lambda: read_metrics(done["evaluate"]), metrics)
         methods = attempt("samples", lambda: _methods(done["evaluate"], pictures), methods)
+        kept = attempt("mirror space", lambda: read_mirror_space(done["evaluate"]), kept)
     return Contents(
         name=run.resolve().name,
         experiment=chosen.experiment,
@@ -133,17 +137,18 @@ def collect(run: Path) -> Contents:
         methods=methods[0],
         worst=methods[1],
         grids=attempt("images", lambda: _grids(done), {}),
+        mirror=_mirror_space(methods[0], kept),
         tuning=read_record(done["map"]).results.get("tuning") if "map" in done else None,
         trainings=attempt("trainings", lambda: _trainings(run, stages), {}),
-        view=View() if facts is None else facts.view,
+        view=replace(View() if facts is None else facts.view, coordinates=data.coordinates),
         made=_made(),
         problems=problems,
     )
 
 
-def view_of(rule: Constraint) -> View:
+def view_of(rule: Constraint, coordinates: Coordinates = PIXELS) -> View:
     """What people look at under this rule: the vorticity of a flow, else the image."""
-    return facts_of(rule).view
+    return replace(facts_of(rule).view, coordinates=coordinates)
 
 
 # From the folder
@@ -210,6 +215,12 @@ def _methods(evaluated: Path, pictures: Callable[[str, Tensor], Array | None]) -
                 residuals = pictures(f"{name}_{which}", images)
                 methods[which].append(Method(name, images.numpy(), distances[rows], distances, residuals))
     return tuple(methods[FIRST]), tuple(methods[WORST])
+
+
+def _mirror_space(methods: Sequence[Method], kept: Sequence[Method]) -> MirrorSpace | None:
+    """Both spaces side by side, f(ŷ) being the method's own first samples; none where nothing was kept of mirror space."""
+    made = next((method for method in methods if method.name == "ours"), None)
+    return MirrorSpace(*kept, replace(made, name="f(ŷ)")) if kept and made else None
 
 
 def _grids(done: Mapping[str, Path]) -> dict[str, Array]:
