@@ -1,7 +1,7 @@
 """What the rows and columns of an image stand for, so that a pixel has coordinates; imports nothing.
 
-An experiment declares those of its images (`Data.coordinates`), still figures name them, and the report's page tells the
-coordinates of the pixel under the pointer. What nothing is known of is counted in pixels.
+An experiment declares those of its images (`Data.coordinates`), still figures name them, and the report's page tells
+those of the pixel under the pointer. What nothing is known of is counted in pixels.
 """
 
 from dataclasses import dataclass

@@ -146,7 +146,7 @@ def _figures(c: Contents, curves: Sequence[Curve]) -> dict[str, Callable[[], Fig
         "training": (logs, partial(training_figure, logs)),
     }
     if c.mirror is not None:
-        drawn["mirror"] = (True, partial(mirror_figure, c.mirror, view=c.view))
+        drawn["mirror"] = (c.mirror.methods, partial(mirror_figure, c.mirror, view=c.view))
     return {name: draw for name, (values, draw) in drawn.items() if values}
 
 

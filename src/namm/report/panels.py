@@ -1,7 +1,7 @@
 """What the page's script draws: the pictures of the still figures as numbers, with their colours and coordinates.
 
-A value is stored as a half-precision number times its picture's scale, which keeps it to 1 part in 2000 (0.05 %), or to
-1 part in 10⁹ of the picture's largest where it is smaller than that. A picture that several figures show is stored once.
+A value is a half-precision number times its picture's scale, which keeps it to 1 part in 2000 (0.05 %); one below 10⁻⁹
+of the picture's largest is kept less well. A picture that several figures show is stored once.
 """
 
 import base64

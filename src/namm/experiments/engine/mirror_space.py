@@ -4,8 +4,9 @@
     mirror     g(x)
     sampled    ŷ, what the model in mirror space made
 
-mirror_space.npz holds of each its first images, (K, C, H, W), by that name, and, where the rule could be asked, `…_distances`
-(K,) and `…_residuals` (K, C′, H′, W′). f(ŷ) is in the file of samples. Runs of version 0.1 have no such file.
+mirror_space.npz holds the first images of each, (K, C, H, W), by that name, and, where the rule could be asked,
+`…_distances` (K,) and `…_residuals` (K, C′, H′, W′). f(ŷ) is in the file of samples. Runs of version 0.1 have no such
+file.
 """
 
 import io
@@ -36,7 +37,7 @@ NAMES = {"data": "x", "mirror": "g(x)", "sampled": "ŷ"}
 def write_mirror_space(
     folder: Path, mirror: MirrorMap, rule: Constraint, images: Images, samples: SampleFile, device: torch.device
 ) -> None:
-    """Keep the first images x and g(x), and the first ŷ, in a stage's folder; a rule that fails costs its part alone."""
+    """Keep the first x, g(x) and ŷ in a stage's folder; a rule that fails on some costs its part alone."""
     rows = dict(samples_shown(samples))[FIRST]
     x = to_tensor(images[: len(rows)])
     kept: dict[str, NDArray[Any]] = {

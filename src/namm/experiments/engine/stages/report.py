@@ -218,9 +218,12 @@ def _methods(evaluated: Path, pictures: Callable[[str, Tensor], Array | None]) -
 
 
 def _mirror_space(methods: Sequence[Method], kept: Sequence[Method]) -> MirrorSpace | None:
-    """Both spaces side by side, f(ŷ) being the method's own first samples; none where nothing was kept of mirror space."""
+    """Both spaces, f(ŷ) being the method's own first samples; none where nothing was kept of mirror space."""
     made = next((method for method in methods if method.name == "ours"), None)
-    return MirrorSpace(*kept, replace(made, name="f(ŷ)")) if kept and made else None
+    if not kept or made is None:
+        return None
+    data, mirror, sampled = kept
+    return MirrorSpace(data, mirror, sampled, replace(made, name="f(ŷ)"))
 
 
 def _grids(done: Mapping[str, Path]) -> dict[str, Array]:
