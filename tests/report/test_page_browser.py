@@ -72,7 +72,9 @@ def canvases(page, figure):
 
 def tip(page, figure):
     """What stands beside the pointer: the value, the coordinates, the picture's name."""
-    script = "return [...document.querySelectorAll(`figure[data-figure=${arguments[0]}] .tip > *`)].map(e => e.textContent)"
+    script = (
+        "return [...document.querySelectorAll(`figure[data-figure=${arguments[0]}] .tip > *`)].map(e => e.textContent)"
+    )
     return page.execute_script(script, figure)
 
 
@@ -300,7 +302,9 @@ def shadow(browser, table, left):
 
 def test_contents_lead_to_their_sections(page):
     page.find_element("css selector", "nav a[href='#mirror']").click()
-    wait_for(lambda: abs(page.execute_script("return document.getElementById('mirror').getBoundingClientRect().top")) < 120)
+    wait_for(
+        lambda: abs(page.execute_script("return document.getElementById('mirror').getBoundingClientRect().top")) < 120
+    )
     assert page.current_url.endswith("#mirror")
 
 

@@ -69,7 +69,9 @@ def test_panels_hold_the_pictures_of_the_still_figures(contents):
 
 def test_a_picture_that_several_figures_show_is_stored_once(contents):
     data = page_data(contents)
-    shown = [k for blocks in data["panels"].values() for block in blocks for row in block["rows"] for k in row["pictures"]]
+    shown = [
+        k for blocks in data["panels"].values() for block in blocks for row in block["rows"] for k in row["pictures"]
+    ]
     ours = data["panels"]["samples"][0]["rows"][0]["pictures"]
     assert data["panels"]["mirror"][0]["rows"][1]["pictures"] == ours
     assert data["panels"]["grids"][0]["rows"][1]["pictures"][:2] == ours

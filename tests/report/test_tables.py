@@ -59,5 +59,5 @@ def test_curves_trainings_and_costs():
 def test_no_text_is_a_formula_and_numbers_stay_numbers():
     text = csv_text(["=A1"], [['=HYPERLINK("http://x")'], ["@SUM(A1)"], ["a,b\n"], [-1.5]])
     assert list(csv.reader(io.StringIO(text, newline=""))) == [
-        *(["'=A1"], ["'=HYPERLINK(\"http://x\")"], ["'@SUM(A1)"], ["a,b\n"], ["-1.5"])
+        *(["'=A1"], ['\'=HYPERLINK("http://x")'], ["'@SUM(A1)"], ["a,b\n"], ["-1.5"])
     ]

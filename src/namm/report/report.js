@@ -505,7 +505,7 @@
       const shown = picture(row, k), first = `${quoted(row.name)},${k + 1},${quoted(block.symbol)}`;
       shown.values.forEach((value, index) => {
         const found = where(block, shown.width, Math.floor(index / shown.width), index % shown.width);
-        lines.push([first, ...found.map(([axis, i]) => Number(at(axis, i).toPrecision(6))), Number(value.toPrecision(4))].join(","));
+        lines.push([first, ...found.map(([axis, i]) => Number(at(axis, i).toPrecision(6))), Number(value.toPrecision(5))].join(","));
       });
     });
     return `${lines.join("\r\n")}\r\n`;
