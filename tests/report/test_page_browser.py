@@ -1,4 +1,4 @@
-"""The page in a browser: values under the pointer, zoom, the slider, states in time, files, and nothing that others run."""
+"""The page in a browser: values under the pointer, zoom, slider, states in time, files; and nothing of others runs."""
 
 import base64
 import csv
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from browser import console_errors, set_viewport
+from browser import chromium, console_errors, set_viewport
 from namm.experiments.engine.stages.report import collect
 from namm.report import page as page_module
 from namm.report.contents import Contents, StageLine
@@ -33,6 +33,13 @@ def _small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page_module, "png", lambda draw, theme: png(draw, theme, dpi=30))
         yield
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One for all tests, since it takes long to begin."""
+    with chromium() as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +100,8 @@ def saved(page, figure, text):
     """What a click on a figure's link would save."""
     script = """
       const [figure, text, done] = arguments;
-      const link = [...document.querySelectorAll(`figure[data-figure=${figure}] .file`)].filter(e => e.textContent === text).pop();
+      const links = document.querySelectorAll(`figure[data-figure=${figure}] .file`);
+      const link = [...links].filter((each) => each.textContent === text).pop();
       link.addEventListener("click", (event) => event.preventDefault());  // no dialogue, and the page stays
       const blobs = [], make = URL.createObjectURL;
       URL.createObjectURL = (blob) => { blobs.push(blob); return make(blob); };
@@ -210,6 +218,7 @@ def test_states_that_are_laid_out_play_row_by_row(browser, tmp_path):
     h = 0.5
     coordinates = Coordinates(Axis("x", h, h), Axis("y", h, h), state=4, time=Axis("t", 3, 0.2))
     methods = [method("ours"), method("baseline")]
+    set_viewport(browser, 1280, 900)
     view = View(symbol="ω", signed=True, coordinates=coordinates)
     (tmp_path / "flow.html").write_text(render_page(Contents("a", "b", "c", "d", methods=methods, view=view)))
     browser.get((tmp_path / "flow.html").as_uri())
@@ -310,12 +319,15 @@ def test_contents_lead_to_their_sections(page):
 
 def test_without_scripts_there_are_the_still_pictures(browser, report):
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
-    browser.get(report)
-    for figure in (*PICTURES, "distances", "efficiency", "training"):
-        assert browser.find_element("css selector", f"figure[data-figure={figure}] img").is_displayed()
-    for figure in ("compare", "time"):
-        assert not browser.find_element("css selector", f"figure[data-figure={figure}]").is_displayed()
-    assert not browser.find_elements("css selector", "canvas")
+    try:
+        browser.get(report)
+        for figure in (*PICTURES, "distances", "efficiency", "training"):
+            assert browser.find_element("css selector", f"figure[data-figure={figure}] img").is_displayed()
+        for figure in ("compare", "time"):
+            assert not browser.find_element("css selector", f"figure[data-figure={figure}]").is_displayed()
+        assert not browser.find_elements("css selector", "canvas")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 # A run that came from somebody else

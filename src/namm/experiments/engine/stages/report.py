@@ -50,7 +50,7 @@ ENDS = {"mdm": "mdm", "finetune": "finetuned", "dm": "dm"}
 """The row that each training with milestones leads to."""
 ORDER = ("data", "finetuned", "mdm", "few", "dm", "projected", "repaired", "repair", *POLISHED)
 """Rows as they follow each other on the page."""
-UNREADABLE = (NammError, OSError, ValueError, LookupError, TypeError, RuntimeError)
+UNREADABLE = (NammError, OSError, ValueError, LookupError, TypeError, RuntimeError, ArithmeticError)
 RESIDUAL = "the rule's residual"
 """A problem that leaves out pictures and nothing else."""
 
@@ -107,6 +107,8 @@ def collect(run: Path) -> Contents:
     if facts is not None and facts.problem:
         problems.append(f"{RESIDUAL}: {facts.problem}")
 
+    coordinates = attempt("coordinates", lambda: data.coordinates, PIXELS)
+
     def pictures(key: str, images: Tensor) -> Array | None:
         return None if facts is None else attempt(RESIDUAL, lambda: facts.residual_pictures(key, images), None)
 
@@ -140,7 +142,7 @@ def collect(run: Path) -> Contents:
         mirror=_mirror_space(methods[0], kept),
         tuning=read_record(done["map"]).results.get("tuning") if "map" in done else None,
         trainings=attempt("trainings", lambda: _trainings(run, stages), {}),
-        view=replace(View() if facts is None else facts.view, coordinates=data.coordinates),
+        view=replace(View() if facts is None else facts.view, coordinates=coordinates),
         made=_made(),
         problems=problems,
     )
