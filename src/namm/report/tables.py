@@ -26,7 +26,7 @@ def csv_files(c: Contents, curves: Sequence[Curve]) -> dict[str, str]:
         "cost": _table([{"side": side, **asdict(cost)} for side, costs in _sides(c).items() for cost in costs]),
         "tuning": _table(list((c.tuning or {}).get("trials", ()))),
         "stages": _table([asdict(stage) for stage in c.stages]),
-        "distances": _columns({m.name: m.distances.tolist() for m in c.methods}),
+        "distances": _columns({m.name: m.distances.astype(str).tolist() for m in c.methods}),
         "efficiency": _table([point for curve in curves for point in _points(curve)]),
         "training": _table([{"training": name, **line} for name, lines in c.trainings.items() for line in lines]),
     }
@@ -52,7 +52,7 @@ def _table(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[A
     return head, [[record.get(name, "") for name in head] for record in records]
 
 
-def _columns(values: Mapping[str, Sequence[float]]) -> tuple[list[str], list[tuple[Any, ...]]]:
+def _columns(values: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[tuple[Any, ...]]]:
     return list(values), list(zip_longest(*values.values(), fillvalue=""))
 
 

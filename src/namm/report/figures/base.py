@@ -76,7 +76,7 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
     return figure
 
 
-def png(draw: Callable[[], Figure], theme: Theme, dpi: int = 180) -> bytes:
+def png(draw: Callable[[], Figure], theme: Theme, dpi: int = 150) -> bytes:
     """The PNG of the figure that `draw` makes, in the ink of a theme, on a transparent ground."""
     with look(theme):
         buffer = io.BytesIO()
