@@ -385,6 +385,22 @@ def _read_facts(folder: Path, _: Path) -> Any:
     return rule_facts._read_facts(folder)
 
 
+def _mirror_space(folder: Path) -> None:
+    import numpy as np
+
+    from namm.experiments.engine.mirror_space import FILE
+
+    images = {name: _images(2, 1) for name in ("data", "mirror", "sampled", "mirror_residuals")}
+    np.savez(folder / FILE, data_distances=np.ones(2, np.float32), **images)
+    _undated(folder / FILE)
+
+
+def _read_mirror_space(folder: Path, _: Path) -> Any:
+    from namm.experiments.engine.mirror_space import read_mirror_space
+
+    return [method.images for method in read_mirror_space(folder)]
+
+
 def _checkpoint(folder: Path) -> None:
     import torch
 
@@ -495,6 +511,7 @@ READERS: dict[str, Reader] = {
     "run": Reader(_run, ("run.json", "data/stage.json", "failure.json"), _read_run),
     "json": Reader(_json, ("certificate.json", "tuning.json", "metrics.jsonl", "trusted.json"), _read_json),
     "facts": Reader(_facts, ("rule.json", "residuals.npz"), _read_facts),
+    "mirror-space": Reader(_mirror_space, ("mirror_space.npz",), _read_mirror_space),
     "checkpoint": Reader(_checkpoint, CHECKPOINTS, _read_checkpoint, verifies=True),
     "weights": Reader(_weights, WEIGHTS, _read_weights, verifies=True),
     "map": Reader(_map, MAP_FILES, _read_map, verifies=True),

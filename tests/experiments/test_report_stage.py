@@ -10,15 +10,24 @@ import pytest
 import torch
 import yaml
 
+from namm import constraint
 from namm.constraints import DivergenceFree, Periodic
 from namm.constraints.burgers import Burgers
+from namm.datasets import open_store
 from namm.errors import RunFolderError
 from namm.evaluation.scores import Milestone, half_way
 from namm.experiments.engine.folder import read_record
+from namm.experiments.engine.mirror_space import FILE as MIRROR_SPACE
+from namm.experiments.engine.mirror_space import read_mirror_space, write_mirror_space
 from namm.experiments.engine.run import run
 from namm.experiments.engine.stages import Work
+from namm.experiments.engine.stages.data import images_file
+from namm.experiments.engine.stages.evaluate import OURS
+from namm.experiments.engine.stages.map import mirror_folder
 from namm.experiments.engine.stages.report import FILE, PARTIAL, collect, make_report, view_of, write_report
 from namm.files import owned
+from namm.generative.sample_file import SampleFile
+from namm.maps import MirrorMap
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +74,7 @@ def test_a_whole_run_ends_with_a_page_of_its_own_numbers(whole):
     assert {0.04, 0.1291, 0.09, 0.45} <= set(page.numbers)  # the paper's CD and √MMD²; CDs of the others
     middle = half_way([Milestone(**each) for each in metrics["milestones"]["dm"]])
     assert {middle.mean, middle.compute_seconds, metrics["milestones"]["dm"][-1]["mean"]} <= set(page.numbers)
-    assert page.images == 5
+    assert page.images == 7
     assert "burgers: tiny <run>" in page.text
     assert "data.n_train" in page.text
     assert "partial" not in page.text
@@ -88,6 +97,21 @@ def test_what_is_collected_is_what_the_files_hold(whole):
         np.testing.assert_allclose(np.abs(method.residuals).mean(axis=(1, 2, 3)), rule(x), rtol=1e-4)
         assert worst.shown_distances[0] == method.distances.max()
         assert (np.diff(worst.shown_distances) <= 0).all()
+    space = contents.mirror
+    store = open_store(images_file(whole / "data"))
+    with store, SampleFile(whole / "evaluate" / OURS) as samples:
+        np.testing.assert_array_equal(space.data.images, store["test"][:4].numpy())
+        np.testing.assert_array_equal(space.sampled.images, samples.mirror_images[:4].numpy())
+    mirror = MirrorMap.load(mirror_folder(whole / "finetune"))
+    with torch.no_grad():
+        g = mirror.to_mirror(torch.from_numpy(space.data.images))
+        f = mirror.to_data(torch.from_numpy(space.sampled.images))
+    np.testing.assert_allclose(space.mirror.images, g, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(space.made.images, f, rtol=1e-4, atol=1e-5)
+    for method in space.methods:
+        x = torch.from_numpy(method.images)
+        np.testing.assert_allclose(method.shown_distances, rule(x), rtol=1e-3, atol=1e-8)
+        np.testing.assert_allclose(method.residuals, rule.residual(x), rtol=1e-3, atol=1e-6)
     changed = {name: (before, after) for name, before, after in contents.changed}
     assert changed["data.size"] == ("32", "8")
     assert changed["mdm.network.multipliers"] == ("[1, 2]", "[1]")
@@ -113,6 +137,55 @@ def test_a_report_is_made_anew_without_touching_its_record(copy):
     assert (copy / "report" / FILE).read_text().startswith("<!DOCTYPE html>")
     assert (copy / "report" / "stage.json").read_bytes() == record
     assert not (copy / PARTIAL).exists()
+
+
+def test_a_run_that_kept_nothing_of_mirror_space_has_a_report_without_it(copy, whole):
+    assert 'id="mirror"' in (whole / "report" / FILE).read_text()
+    (copy / "evaluate" / MIRROR_SPACE).unlink()  # as in runs of version 0.1
+    contents = collect(copy)
+    assert contents.mirror is None
+    assert not contents.problems
+    assert 'id="mirror"' not in write_report(copy).read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mirror": np.zeros((4, 1, 8, 7), np.float32)},
+        {"mirror": np.full((4, 1, 8, 8), np.nan, np.float32)},
+        {"sampled_distances": np.zeros(3, np.float32)},
+        {"data_residuals": np.zeros((4, 8), np.float32)},
+        {"data": np.zeros((4, 1, 8, 8), np.int64)},
+    ],
+)
+def test_a_file_of_mirror_space_that_nobody_wrote_is_a_problem(copy, change):
+    path = copy / "evaluate" / MIRROR_SPACE
+    with np.load(path) as kept:
+        np.savez(path, **{**kept, **change})
+    with pytest.raises(RunFolderError, match=r"mirror_space.npz cannot be read \(.*\): move it away"):
+        read_mirror_space(copy / "evaluate")
+    contents = collect(copy)
+    assert contents.mirror is None
+    assert any(problem.startswith("mirror space: ") for problem in contents.problems)
+
+
+def test_a_rule_that_cannot_be_asked_about_mirror_images_costs_its_part_alone(whole, tmp_path):
+    calls = []
+
+    @constraint
+    def shy(x):
+        calls.append(len(x))
+        if len(calls) == 2:  # g(x) comes after x
+            raise ValueError("this is no image")
+        return x.mean((1, 2, 3)).abs()
+
+    with open_store(images_file(whole / "data")) as store, SampleFile(whole / "evaluate" / OURS) as samples:
+        mirror = MirrorMap.load(mirror_folder(whole / "finetune"))
+        write_mirror_space(tmp_path, mirror, shy, store["test"], samples, torch.device("cpu"))
+    kept = read_mirror_space(tmp_path)
+    assert [len(method.shown_distances) for method in kept] == [4, 0, 4]
+    assert all(method.residuals is None for method in kept)
+    assert kept[1].name == "g(x)"
 
 
 def test_a_run_that_lacks_nothing_but_its_report_gets_it_as_a_stage(copy):

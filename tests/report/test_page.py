@@ -1,7 +1,9 @@
 """The page: what it says, that it needs nothing else, and that nothing in it is taken for markup."""
 
 import base64
+import hashlib
 import io
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -19,7 +21,7 @@ from namm.evaluation.scores import Milestone
 from namm.report import page as page_module
 from namm.report.contents import ROWS as NAMES
 from namm.report.contents import Contents, Cost, Row, StageLine
-from namm.report.figures.samples import Method
+from namm.report.figures.samples import Method, MirrorSpace
 from namm.report.page import render_page
 from namm.report.paper_scores import PaperScores
 
@@ -55,7 +57,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if "style" not in self.open:
+        if not {"style", "script", "nav"} & set(self.open):
             self.text += data
         if "pre" in self.open:
             self.code += data
@@ -117,6 +119,7 @@ def contents():
         methods=[method("ours"), method("baseline")],
         worst=[method("ours"), method("baseline")],
         grids={"data": RNG.random((9, 1, 4, 4))},
+        mirror=MirrorSpace(*map(method, ("x", "g(x)", "ŷ", "f(ŷ)"))),
         trainings={"map": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "val/loss": 1.5}]},
         made={"on": "2026-11-15"},
     )
@@ -140,7 +143,8 @@ def undrawn(monkeypatch):
 
 def bare(contents, **changes):
     """Without pictures, which take long to draw."""
-    return replace(contents, methods=(), worst=(), grids={}, trainings={}, ours=(), baseline=(), **changes)
+    without = {"methods": (), "worst": (), "grids": {}, "mirror": None, "trainings": {}, "ours": (), "baseline": ()}
+    return replace(contents, **without | changes)
 
 
 def test_every_number_of_every_row_is_in_its_row(page):
@@ -205,14 +209,39 @@ def test_the_page_asks_for_nothing_from_elsewhere(text, page):
     assert "https://" not in text
     assert "@import" not in text
     assert "url(" not in text
-    assert not {"script", "link", "iframe", "object", "a"} & set(page.tags)
-    assert {name for name, _ in page.attributes} & {"href", "action", "onclick", "onload"} == set()
-    assert ("content", "default-src 'none'; img-src data:; style-src 'unsafe-inline'") in page.attributes
+    assert not {"link", "iframe", "object", "form", "base"} & set(page.tags)
+    assert {name for name, _ in page.attributes} & {"action", "onclick", "onload"} == set()
+    for link in (value for name, value in page.attributes if name == "href"):
+        assert link.startswith(("#", "data:text/csv;charset=utf-8;base64,"))
+
+
+def test_the_policy_allows_the_one_script_that_is_there(text):
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', text)
+    data, script = re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = {name: values for name, *values in (rule.split() for rule in policy.split(";"))}
+    assert rules == {
+        "default-src": ["'none'"],
+        "img-src": ["data:"],
+        "style-src": ["'unsafe-inline'"],
+        "script-src": [f"'sha256-{digest}'"],
+        "base-uri": ["'none'"],
+        "form-action": ["'none'"],
+    }
+    assert text.count("<script") == 2
+    assert json.loads(data)["panels"]
+
+
+def test_contents_lead_to_every_section(contents, text, page):
+    found = [value[1:] for name, value in page.attributes if name == "href" and value.startswith("#")]
+    assert found == re.findall(r'<section id="([^"]+)">', text)
+    assert {"numbers", "pictures", "mirror", "cost", "again"} <= set(found)
+    assert 'id="mirror"' not in render_page(bare(contents, mirror=None))
 
 
 def test_every_picture_shows_something_in_both_inks(page):
     found = page.pictures()
-    assert len(found) == 2 * page.tags.count("figure") == 10
+    assert len(found) == 2 * page.tags.count("picture") == 14
     for image in found:
         pixels = np.asarray(image.convert("RGBA"))
         assert pixels[..., 3].max() == 255
@@ -306,7 +335,7 @@ def test_the_baseline_is_shown_half_way_and_at_its_end(contents, page):
 
 def test_the_curves_are_the_milestones_and_where_there_are_none_the_ends(contents, page, monkeypatch):
     drawn = []
-    contents = replace(contents, methods=(), worst=(), grids={}, trainings={})
+    contents = replace(contents, methods=(), worst=(), grids={}, mirror=None, trainings={})
     monkeypatch.setattr(page_module, "efficiency_figure", lambda curves, floor: drawn.append((curves, floor)))
     monkeypatch.setattr(page_module, "png", lambda draw, theme: draw() or b"")
     assert "over 64 samples as the trainings went on" in page.text
@@ -361,7 +390,7 @@ def test_markup_in_whatever_comes_from_outside_is_text(contents):
         problems=[EVIL],
     )
     written = render_page(evil)
-    assert "<script" not in written
+    assert written.count("<script") == 2  # the page's own
     assert Page(written).text.count("alert(1)") >= 15
 
 

@@ -13,6 +13,7 @@ from namm.experiments.engine.settings import (
     Settings,
     WeightSettings,
 )
+from namm.report.coordinates import Axis, Coordinates
 from namm.report.paper_scores import PaperScores
 
 if TYPE_CHECKING:
@@ -77,6 +78,14 @@ class BurgersData(Data):
         return BurgersRule(
             dt=self.dt, inner_steps=self.inner_steps, nu=self.nu, length=self.length, flipped=self.flipped
         )
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Space down, time across: each column is a state, and a residual belongs to the later of two."""
+        dx, between = self.length / (self.size - 1), self.inner_steps * self.dt
+        time = Axis("t", between, between)
+        space = Axis("x", self.length, -dx) if self.flipped else Axis("x", 0.0, dx)
+        return Coordinates(space, time, time=time, residual=(0.0, 1.0))
 
 
 REPORTED = Reported(

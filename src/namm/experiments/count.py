@@ -181,7 +181,7 @@ def _finetuned_longer(settings: Settings) -> Settings:
     learning these by heart.
     """
     finetune = settings.finetune
-    weights = replace(finetune.weights, constraint=25.0, squared=20.0)
+    weights = replace(finetune.weights, constraint=30.0, squared=20.0)
     train = replace(finetune.train, budget="700 steps", learning_rate=8e-4)
     samples = replace(settings.samples, n=2 * settings.samples.n, n_val=2 * settings.samples.n_val)
     return replace(settings, samples=samples, finetune=replace(finetune, weights=weights, train=train))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from namm.experiments import recipes
 from namm.experiments.engine.experiment import Data, Experiment, Rule
 from namm.experiments.engine.settings import Settings
+from namm.report.coordinates import Axis, Coordinates
 
 if TYPE_CHECKING:
     from namm.constraints import Constraint
@@ -48,6 +49,12 @@ class DarcyData(Data):
     def rule(self) -> DarcyRule:
         """The equation on the same grid, which the images show."""
         return DarcyRule()
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The unit square, whose walls the first and last points lie on."""
+        h = 1 / (self.size - 1)
+        return Coordinates(Axis("x", 0.0, h), Axis("y", 0.0, h))
 
 
 @dataclass(frozen=True)

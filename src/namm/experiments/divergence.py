@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from namm.experiments import recipes
 from namm.experiments.engine.experiment import Data, Experiment, Reported, Rule
 from namm.experiments.engine.settings import InverseSettings
+from namm.report.coordinates import Axis, Coordinates
 from namm.report.paper_scores import PaperScores
 
 if TYPE_CHECKING:
@@ -67,6 +68,13 @@ class DivergenceData(Data):
     def rule(self) -> DivergenceRule:
         """The same grid."""
         return DivergenceRule(size=self.size)
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Vorticity, at the corners of the cells; the divergence is at their centres."""
+        h = self.rule.extent / self.size
+        time = Axis("t", self.start, self.inner_steps * self.dt)
+        return Coordinates(Axis("x", h, h), Axis("y", h, h), state=self.size, time=time, residual=(-0.5, -0.5))
 
 
 REPORTED = Reported(

@@ -7,7 +7,7 @@ from typing import Any
 from namm.evaluation.scores import Milestone
 from namm.evaluation.verdict import Verdict
 from namm.report.figures.base import Array, View
-from namm.report.figures.samples import Method
+from namm.report.figures.samples import Method, MirrorSpace
 from namm.report.paper_scores import PaperScores
 
 ROWS = {
@@ -89,6 +89,7 @@ class Contents:
     methods: Sequence[Method] = ()  # the first samples of either method
     worst: Sequence[Method] = ()  # their samples farthest from the rule
     grids: Mapping[str, Array] = field(default_factory=dict)  # sets of samples by name
+    mirror: MirrorSpace | None = None  # what mirror space looks like, where it was kept
     tuning: Mapping[str, Any] | None = None  # how σ_max and λ were chosen (`Tuning`), where they were
     trainings: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # the lines of each log
     view: View = field(default_factory=View)  # what people see of an image

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from namm.errors import UsageError
+from namm.report.coordinates import PIXELS, Coordinates
 from namm.report.paper_scores import PaperScores
 
 if TYPE_CHECKING:
@@ -95,6 +96,11 @@ class Data(ABC):
     @abstractmethod
     def rule(self) -> Rule:
         """The rule that these data obey."""
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """What the rows and columns of an image stand for."""
+        return PIXELS
 
     # A rule that a run makes for itself, such as a trained network, is made by `prepare_rule` and found by `rule_in`.
 

@@ -44,7 +44,8 @@ def fig8(runs: Runs) -> Part:
     first = runs.complete[0]
     rule = first.parts.rule().cpu()
     methods = [_method(_folder(first) / f"{name}.h5", NAMES[name], rule) for name in ("mvae", "vae")]
-    figure = samples_figure(methods, view=view_of(rule), floor=scores[0]["data"]["distance"]["mean"])
+    view = view_of(rule, first.settings.data.coordinates)
+    figure = samples_figure(methods, view=view, floor=scores[0]["data"]["distance"]["mean"])
     drawn = {"run": first.cell.name} | {method.name: method.distances.tolist() for method in methods}
     return Part(FORMATS, rows, figure, drawn)
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from namm.errors import DataError, RunFolderError
 from namm.formatting import format_number
+from namm.report.coordinates import PIXELS, Coordinates
 
 VALUES, DEVIATIONS = "viridis", "RdBu_r"
 OURS_COLOUR, BASELINE_COLOUR, OTHER_COLOUR, DATA_COLOUR = "#1b9e77", "#d95f02", "#7570b3", "#7f7f7f"
@@ -44,7 +45,9 @@ class View:
 
     show: Callable[[Array], Array] = lambda images: images[:, 0]
     label: str = "pixel value"  # what a pixel of the picture is, with its unit
+    symbol: str = "value"  # the same in short
     signed: bool = False  # whether its sign means something, so that zero is to be the middle of the colours
+    coordinates: Coordinates = PIXELS  # where its pixels lie
 
 
 RAW = View()
@@ -82,7 +85,7 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
     return figure
 
 
-def png(draw: Callable[[], Figure], theme: Theme, dpi: int = 180) -> bytes:
+def png(draw: Callable[[], Figure], theme: Theme, dpi: int = 150) -> bytes:
     """The PNG of the figure that `draw` makes, in the ink of a theme, on a transparent ground."""
     with look(theme):
         buffer = io.BytesIO()

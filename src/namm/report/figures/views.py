@@ -6,7 +6,7 @@ from namm.constraints import Burgers, Constraint, DivergenceFree
 from namm.report.figures.base import RAW, Array, View
 from namm.simulators.fluid import cut, lay_out, vorticity
 
-VELOCITY = View(label="velocity u")
+VELOCITY = View(label="velocity u", symbol="u")
 
 
 def vorticity_view(size: int, extent: float) -> View:
@@ -16,7 +16,7 @@ def vorticity_view(size: int, extent: float) -> View:
         states = cut(torch.from_numpy(images), size)
         return lay_out(vorticity(states, extent / size).unsqueeze(-3))[:, 0].numpy()
 
-    return View(rotation, "vorticity ∂v/∂x − ∂u/∂y", signed=True)
+    return View(rotation, "vorticity ∂v/∂x − ∂u/∂y", "ω", signed=True)
 
 
 def view_of(rule: Constraint | None) -> View | None:

@@ -44,6 +44,7 @@ from namm.evaluation.verdict import Figures, Verdict, judge, judge_map
 from namm.exact.polish import can_polish
 from namm.experiments.engine import build_models
 from namm.experiments.engine.folder import is_complete, read_record, require_intact
+from namm.experiments.engine.mirror_space import write_mirror_space
 from namm.experiments.engine.processes import is_main, on_main_process
 from namm.experiments.engine.rule_facts import write_facts
 from namm.experiments.engine.run_parts import RunParts, describe_samples, device
@@ -116,6 +117,8 @@ def make_evaluation(work: Work) -> Outcome:
         learning = _milestones(work, trained, rule, ours, baseline)
         if is_main():
             write_facts(work.folder, rule, {"ours": ours, "baseline": baseline}, device())
+            held_out = store["test" if store.sizes["test"] else "train"]
+            write_mirror_space(work.folder, after, rule, held_out, ours, device())
     costs, half = _costs(work), half_way(learning.get("dm", []))
     verdicts = judge_rows(scores, read_record(work.needs["map"]).results)
     verdict = verdicts["finetuned"]

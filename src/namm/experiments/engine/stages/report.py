@@ -22,6 +22,7 @@ from namm.errors import NammError, RunFolderError
 from namm.evaluation.scores import Milestone
 from namm.experiments.engine.experiment import UNREPORTED, Data, Reported
 from namm.experiments.engine.folder import SETTINGS, TRAINING, is_done, now, read_record, require_intact, stage_states
+from namm.experiments.engine.mirror_space import read_mirror_space
 from namm.experiments.engine.rule_facts import FIRST, WORST, facts_of, report_facts, samples_shown
 from namm.experiments.engine.run import run as run_stages
 from namm.experiments.engine.settings_file import plain, read_yaml
@@ -34,8 +35,9 @@ from namm.experiments.presets import Preset, preset
 from namm.files import write_atomically
 from namm.generative.sample_file import SampleFile
 from namm.report.contents import Contents, Cost, Row, StageLine
+from namm.report.coordinates import PIXELS, Coordinates
 from namm.report.figures import Array, View
-from namm.report.figures.samples import Method
+from namm.report.figures.samples import Method, MirrorSpace
 from namm.report.page import render_page
 from namm.training import log
 
@@ -47,7 +49,7 @@ ENDS = {"mdm": "mdm", "finetune": "finetuned", "dm": "dm"}
 """The row that each training with milestones leads to."""
 ORDER = ("data", "finetuned", "mdm", "few", "dm", "projected", "repaired", "repair", *POLISHED)
 """Rows as they follow each other on the page."""
-UNREADABLE = (NammError, OSError, ValueError, LookupError, TypeError, RuntimeError)
+UNREADABLE = (NammError, OSError, ValueError, LookupError, TypeError, RuntimeError, ArithmeticError)
 RESIDUAL = "the rule's residual"
 """A problem that leaves out pictures and nothing else."""
 
@@ -104,14 +106,18 @@ def collect(run: Path) -> Contents:
     if facts is not None and facts.problem:
         problems.append(f"{RESIDUAL}: {facts.problem}")
 
+    coordinates = attempt("coordinates", lambda: data.coordinates, PIXELS)
+
     def pictures(key: str, images: Tensor) -> Array | None:
         return None if facts is None else attempt(RESIDUAL, lambda: facts.residual_pictures(key, images), None)
 
     metrics: dict[str, Any] = {}
     methods: Methods = ((), ())
+    kept: tuple[Method, ...] = ()
     if "evaluate" in done:
         metrics = attempt("evaluate", lambda: read_metrics(done["evaluate"]), metrics)
         methods = attempt("samples", lambda: _methods(done["evaluate"], pictures), methods)
+        kept = attempt("mirror space", lambda: read_mirror_space(done["evaluate"]), kept)
     return Contents(
         name=run.resolve().name,
         experiment=chosen.experiment,
@@ -132,17 +138,18 @@ def collect(run: Path) -> Contents:
         methods=methods[0],
         worst=methods[1],
         grids=attempt("images", lambda: _grids(done), {}),
+        mirror=_mirror_space(methods[0], kept),
         tuning=read_record(done["map"]).results.get("tuning") if "map" in done else None,
         trainings=attempt("trainings", lambda: _trainings(run, stages), {}),
-        view=View() if facts is None else facts.view,
+        view=replace(View() if facts is None else facts.view, coordinates=coordinates),
         made=_made(),
         problems=problems,
     )
 
 
-def view_of(rule: Constraint) -> View:
+def view_of(rule: Constraint, coordinates: Coordinates = PIXELS) -> View:
     """What people look at under this rule: the vorticity of a flow, else the image."""
-    return facts_of(rule).view
+    return replace(facts_of(rule).view, coordinates=coordinates)
 
 
 # From the folder
@@ -209,6 +216,15 @@ def _methods(evaluated: Path, pictures: Callable[[str, Tensor], Array | None]) -
                 residuals = pictures(f"{name}_{which}", images)
                 methods[which].append(Method(name, images.numpy(), distances[rows], distances, residuals))
     return tuple(methods[FIRST]), tuple(methods[WORST])
+
+
+def _mirror_space(methods: Sequence[Method], kept: Sequence[Method]) -> MirrorSpace | None:
+    """Both spaces, f(ŷ) being the method's own first samples; none where nothing was kept of mirror space."""
+    made = next((method for method in methods if method.name == "ours"), None)
+    if not kept or made is None:
+        return None
+    data, mirror, sampled = kept
+    return MirrorSpace(data, mirror, sampled, replace(made, name="f(ŷ)"))
 
 
 def _grids(done: Mapping[str, Path]) -> dict[str, Array]:
