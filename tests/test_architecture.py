@@ -32,7 +32,7 @@ ORDER = [
     ),
     *("memory", "distributed"),
     *("simulators", "constraints", "datasets", "evaluation", "exact", "maps", "generative", "training", "inverse"),
-    *("report", "pipeline", "import_flax", "experiments", "cli"),
+    *("report", "pipeline", "import_flax", "experiments", "studio", "cli"),
 ]
 
 
