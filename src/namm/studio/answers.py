@@ -103,8 +103,8 @@ def _first(studio: Studio) -> Tensor:
 
 
 def _noise(studio: Studio) -> float:
-    """A tenth of the data's standard deviation, in one digit: the first noise to try."""
-    return float(f"{0.1 * float(studio.polisher.scale.mean()):.1g}")
+    """Half of the data's standard deviation, in one digit: the first noise to try."""
+    return float(f"{0.5 * float(studio.polisher.scale.mean()):.1g}")
 
 
 def _verdict(studio: Studio) -> Json | None:
@@ -293,7 +293,7 @@ QUESTIONS = {
 def answer(studio: Studio, name: str, arguments: Mapping[str, Any]) -> Json:
     """The answer to a question with these arguments, as the page sent them."""
     question = QUESTIONS[name]
-    if "mask" in arguments and isinstance(arguments["mask"], str):
+    if "mask" in arguments:
         arguments = {**arguments, "mask": read_mask(arguments["mask"], studio.trained.shape)}
     try:
         inspect.signature(question.method).bind(studio, **arguments)
@@ -304,9 +304,9 @@ def answer(studio: Studio, name: str, arguments: Mapping[str, Any]) -> Json:
         return question.answer(studio, question.method(studio, **arguments))
 
 
-def read_mask(text: str, shape: Sequence[int]) -> Tensor:
+def read_mask(text: object, shape: Sequence[int]) -> Tensor:
     """A mask (H, W) from a 0 or 1 for each pixel, row by row."""
     _, height, width = shape
-    if len(text) != height * width or set(text) - {"0", "1"}:
+    if not isinstance(text, str) or len(text) != height * width or set(text) - {"0", "1"}:
         raise UsageError(f"mask must be {height * width} characters 0 or 1, one for each of {height}×{width} pixels.")
     return torch.tensor(list(map(int, text)), dtype=torch.bool).reshape(height, width)

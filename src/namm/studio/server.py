@@ -89,10 +89,9 @@ class Server(ThreadingHTTPServer):
         """Where the page is, with the token that its questions need."""
         return f"http://{self.hosts[0]}/#{self.token}"
 
-    def server_close(self) -> None:
-        """Stop what is being computed, and listen no longer."""
-        super().server_close()
-        self.studio.work.close()
+    def __exit__(self, *error: Any) -> None:
+        """Listen no longer, and close the studio."""
+        super().__exit__(*error)
         self.studio.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

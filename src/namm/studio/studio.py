@@ -60,7 +60,7 @@ from namm.training.objectives import Noise, UniformNoise, perturb
 
 FEW_STEPS = SamplerSettings("dpm-solver", 25)
 """How samples are drawn where the run's own sampler takes more than `MOST_STEPS`."""
-POSTERIOR_STEPS = 25
+POSTERIOR_STEPS = 50
 KEPT = 8
 """Sets of images of each kind that can still be polished; older ones are forgotten."""
 CURVE = 21
@@ -210,7 +210,8 @@ class Studio:
         return open_store(images_file(self.trained.folder("data")))
 
     def close(self) -> None:
-        """Close the file of images."""
+        """Stop what is being computed, and close the file of images."""
+        self.work.close()
         if "_store" in self.__dict__:
             self._store.close()
 
@@ -403,7 +404,7 @@ class Studio:
 
     def polish(self, key: str) -> PolishedImages:
         """The images shown under `key`, moved to the nearest ones that obey the rule."""
-        kept = self._kept[kind].get(key) if (kind := key.partition("-")[0]) in self._kept else None
+        kept = next((sets[str(key)] for sets in self._kept.values() if str(key) in sets), None)
         if kept is None:
             raise UsageError("these images are no longer kept: draw them again, and polish them then.")
         polished = polish(kept.images, self.rule, scale=kept.scale, floor=self.polisher.floor, device=self.device)

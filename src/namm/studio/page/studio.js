@@ -251,6 +251,7 @@ function sigmaChart(curve, sigma) {
       svg.append(draw("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, power(tick)));
     }
     for (let k = 0; k <= run.limits.reach; k++) {
+      if (width < 520 && k > 1 && k < run.limits.reach) continue; // no room
       const label = k === 0 ? "0" : k === 1 ? "σ_max" : `${k} σ_max`;
       svg.append(draw("text", { x: x(k * run.sigma_max), y: bottom + 18, "text-anchor": k === run.limits.reach ? "end" : "middle" }, label));
     }
@@ -682,6 +683,7 @@ function preparePosterior(panel) {
   canvas.addEventListener("pointermove", (event) => event.buttons && scene.truth && stroke(panel, event));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => scene.truth && paintScene());
   mainButton(panel, () => drawPosterior(panel));
+  $(".found", panel).replaceChildren(make("p", { className: "empty", textContent: "Images behind these observations appear here." }));
 }
 
 async function begin() {
