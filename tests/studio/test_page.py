@@ -3,8 +3,6 @@
 import time
 
 import pytest
-from selenium.webdriver import ActionChains
-from selenium.webdriver.common.by import By
 
 from browser import console_errors, set_viewport
 
@@ -20,7 +18,7 @@ return new Set(d).size"""
 def page(browser, server):
     """The page, open and ready."""
     browser.get(server.url)
-    wait_for(lambda: browser.find_element(By.CSS_SELECTOR, ".tabs").is_displayed())
+    wait_for(lambda: browser.find_element("css selector", ".tabs").is_displayed())
     return browser
 
 
@@ -33,7 +31,7 @@ def wait_for(condition, what="the page"):
 
 
 def find(page, selector):
-    return page.find_element(By.CSS_SELECTOR, selector)
+    return page.find_element("css selector", selector)
 
 
 def texts(page, selector):
@@ -106,6 +104,8 @@ def test_an_image_is_moved_and_brought_back(page):
 
 
 def test_observations_are_painted_and_answered(page):
+    from selenium.webdriver import ActionChains
+
     find(page, "#tab-posterior").click()
     wait_for(lambda: texts(page, "#observed") == ["16 of 64 pixels are observed"])
     find(page, "#posterior .clear").click()
