@@ -34,7 +34,7 @@ ORDER = [
     ),
     *("memory", "distributed"),
     *("simulators", "constraints", "datasets", "evaluation", "exact", "maps", "generative", "training"),
-    *("rivals", "inverse", "report", "pipeline", "import_flax", "experiments", "cli"),
+    *("rivals", "inverse", "report", "pipeline", "import_flax", "experiments", "studio", "cli"),
 ]
 
 

@@ -30,6 +30,7 @@ USING = {
     "repair": ["repair", RUN, "stranger/ions.h5", "--key", "density", "--layout", "NCHW", "-o", "r.h5"],
     "export": ["export", RUN, "-o", "pipeline"],
     "assimilate": ["assimilate", RUN, "--observe", "mask:0.5", "--truths", "1", "-n", "2", "--steps", "2"],
+    "studio": ["studio", RUN, "--no-open"],
     "run": ["run", "--config", SETTINGS, "--out", RUN],
     "train": ["train", "map", "--config", SETTINGS, "--out", RUN],
     "sweep": ["sweep", "--config", SETTINGS, "--vary", "map.sigma_max=0.1,0.2"],

@@ -44,6 +44,9 @@ COMMANDS = {
     "status": Command("show the stages of a run"),
     "trust": Command("show the Python code of a run's rule, and allow it"),
     "report": Command("write what a run found as one HTML file", trusts=True),
+    "studio": Command(
+        "play with a finished run on a local page: samples, mirror space, observations", trusts=True, computes=True
+    ),
     "data": Command("draw a dataset into an HDF5 file", resumes=True, computes=True),
     "import": Command("turn a checkpoint of the official code into networks of ours"),
     "check": Command("measure a rule on images and show the worst of them", computes=True),
