@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -29,11 +30,15 @@ from namm.maps import ICNN
 from namm.training.objectives import identity_regulariser as near_identity
 
 ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs/images/concepts"
 LONG, SHORT, TILT = 1.6, 0.7, math.radians(25)
 """The ellipse: half axes, and the angle of the long one."""
 SIGMA = 0.25
 """σ_max of the map's training, as large as what models err by."""
 BLUE, ORANGE, GREY, GREEN = "#3f6fb5", "#d1701b", "#9a9a9a", "#3a8f4d"
+VERDICTS = {"works": GREEN, "no gain": "#e3c24f", "collapsed": "#c0504d"}
+FRAME = (2.3, 2.0)
+"""Half the width and height of a panel around the ellipse."""
 STYLE = {"font.size": 9, "axes.titlesize": 10, "font.family": "sans-serif"}
 
 
@@ -135,7 +140,7 @@ def panels(*titles: str) -> tuple[Figure, list[Axes]]:
     """Planes of equal scale side by side."""
     figure, axes = plt.subplots(1, len(titles), figsize=(2.5 * len(titles), 2.5), layout="constrained")
     for axis, title in zip(np.atleast_1d(axes), titles, strict=True):
-        axis.set(title=title, xlim=(-2.3, 2.3), ylim=(-2.0, 2.0), xticks=[], yticks=[], aspect="equal")
+        axis.set(title=title, xticks=[], yticks=[], aspect="equal")
     return figure, list(np.atleast_1d(axes))
 
 
@@ -148,8 +153,8 @@ def curve(axis: Axes, change: Callable[[Tensor], Tensor] = lambda x: x) -> None:
     """The rule, as a line, or what a map makes of it."""
     line = change(on_the_ellipse(torch.linspace(0, 2 * math.pi, 200))).flatten(1).T
     axis.plot(*line.numpy(), c=GREY, lw=1, zorder=0)
-    width, height = (1.6 * float(axis_values.abs().max()) for axis_values in line)
-    axis.set(xlim=(-max(2.3, width), max(2.3, width)), ylim=(-max(2.0, height), max(2.0, height)))
+    wide = max(1.0, 1.6 * float((line.abs().amax(1) / torch.tensor(FRAME)).max()))
+    axis.set(xlim=(-wide * FRAME[0], wide * FRAME[0]), ylim=(-wide * FRAME[1], wide * FRAME[1]))
 
 
 def arrows(axis: Axes, start: Tensor, end: Tensor, n: int = 60, colour: str = ORANGE) -> None:
@@ -195,7 +200,7 @@ def overview(at: Trained) -> Figure:
 
 
 def maps(at: Trained) -> Figure:
-    """G bends the plane, f bends it back."""
+    """What g does to the plane: g bends the plane, f bends it back."""
     figure, (one, two, three) = panels("x", "y = g(x)", "f(g(x))")
     grid(one)
     grid(two, at.to_mirror)
@@ -262,46 +267,30 @@ def moved(x: Tensor, after: Tensor, *titles: str) -> Figure:
     return figure
 
 
-def verdict(at: Trained) -> Figure:
-    """What `namm.judge` says, by the two pairs of figures that it looks at."""
-    del at  # judged are figures, not images
-    names = ("works", "no gain", "collapsed")
+def outcomes(x: str, xs: np.ndarray, y: str, ys: np.ndarray) -> np.ndarray:
+    """What `namm.judge` says of sound images with two figures changed: indices of `VERDICTS`, (len(ys), len(xs))."""
+    sound = {"distance": 0.5, "mmd": 1.0, "total_variation": 1.0, "spread": 1.0, "mmd_error": 0.02}
     baseline, data_ = Figures(1.0, 1.0, 1.0, 1.0, mmd_error=0.02), Figures(0.0, 0.7, 1.0, 1.0)
+    found = [[namm.judge(Figures(**(sound | {x: a, y: b})), baseline, data_).outcome for a in xs] for b in ys]
+    return np.array([[list(VERDICTS).index(outcome) for outcome in row] for row in found])
 
-    def judged(**changed: float) -> int:
-        ours = Figures(
-            **({"distance": 0.5, "mmd": 1.0, "total_variation": 1.0, "spread": 1.0, "mmd_error": 0.02} | changed)
-        )
-        return names.index(namm.judge(ours, baseline, data_).outcome)
 
-    figure, axes = plt.subplots(1, 2, figsize=(7.5, 3), layout="constrained")
-    colours = ListedColormap([GREEN, "#e3c24f", "#c0504d"])
-    for axis, (first, second), (wide, high), labels in (
-        (axes[0], ("distance", "mmd"), (1.4, 2.5), ("ℓ′ over the baseline's", "√MMD² over the baseline's")),
-        (
-            axes[1],
-            ("spread", "total_variation"),
-            (1.6, 2.5),
-            ("spread over the data's", "total variation over the data's"),
-        ),
-    ):
-        xs, ys = np.linspace(0.01, wide, 140), np.linspace(0.01, high, 140)
-        outcome = [[judged(**{first: float(a), second: float(b)}) for a in xs] for b in ys]
-        axis.pcolormesh(xs, ys, np.array(outcome), cmap=colours, vmin=0, vmax=2)
-        axis.set(xlabel=labels[0], ylabel=labels[1])
-    figure.legend(
-        [mpl.patches.Patch(color=colours(k)) for k in range(3)],
-        names,
-        loc="outside upper center",
-        ncols=3,
-        frameon=False,
-    )
+def verdict() -> Figure:
+    """What `namm.judge` says, by the two pairs of figures that it looks at."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3), layout="constrained")
+    colours = ListedColormap(list(VERDICTS.values()))
+    for axis, x, wide, y in ((left, "distance", 1.4, "mmd"), (right, "spread", 1.6, "total_variation")):
+        xs, ys = np.linspace(0.01, wide, 80), np.linspace(0.01, 2.5, 80)
+        axis.pcolormesh(xs, ys, outcomes(x, xs, y, ys), cmap=colours, vmin=0, vmax=2)
+    left.set(xlabel="ℓ′ over the baseline's", ylabel="√MMD² over the baseline's")
+    right.set(xlabel="spread over the data's", ylabel="total variation over the data's")
+    patches = [mpl.patches.Patch(color=colour) for colour in VERDICTS.values()]
+    figure.legend(patches, VERDICTS, loc="outside upper center", ncols=3, frameon=False)
     return figure
 
 
-def equal_compute(at: Trained) -> Figure:
+def equal_compute() -> Figure:
     """Compute seconds of both sides of the run of RESULTS.md."""
-    del at  # the run was another one
     stages = json.loads((ROOT / "results/burgers/metrics.json").read_text())["seeds"]["0"]["stages"]
     figure, axis = plt.subplots(figsize=(7.5, 1.9), layout="constrained")
     names = {"map": "map", "mdm": "model of g(x)", "samples": "", "finetune": "finetuning", "dm": "the same model of x"}
@@ -317,34 +306,34 @@ def equal_compute(at: Trained) -> Figure:
     return figure
 
 
-PICTURES = {
+SHOWN = {
     "overview": overview,
     "maps": maps,
     "noise": noise,
     "finetuning": finetuning,
     "repair": repair,
     "polish": polish,
-    "verdict": verdict,
-    "equal-compute": equal_compute,
 }
+"""Pictures of what was trained."""
+OTHERS = {"verdict": verdict, "equal-compute": equal_compute}
 
 
-def main(out: Path = ROOT / "docs/images/concepts", steps: int = 2000, seed: int = 0) -> list[Path]:
+def main(out: Path = PICTURES, steps: int = 2000, seed: int = 0) -> list[Path]:
     """Train, draw every picture, and write each as PNG."""
     out.mkdir(parents=True, exist_ok=True)
     at, paths = Trained(steps, seed), []
-    for name, draw in PICTURES.items():
+    for name, draw in ({name: partial(draw, at) for name, draw in SHOWN.items()} | OTHERS).items():
         with mpl.rc_context(STYLE):
-            figure = draw(at)
+            figure = draw()
             paths.append(out / f"{name}.png")
-            figure.savefig(paths[-1], dpi=130)
+            figure.savefig(paths[-1], metadata={"Software": None}, dpi=130)
             plt.close(figure)
     return paths
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draw the pictures of the pages on concepts.")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/images/concepts")
+    parser.add_argument("--out", type=Path, default=PICTURES)
     parser.add_argument("--steps", type=int, default=2000, help="of the map's training")
     parser.add_argument("--seed", type=int, default=0)
     for path in main(**vars(parser.parse_args())):

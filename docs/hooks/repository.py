@@ -46,7 +46,7 @@ def in_site(path: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links that lead from the site's pages to other files of the repository, or back, lead to the site's copies."""
+    """Let links that leave the pages for other files of the repository, or come back, lead to the site's copies."""
     uri = page.file.src_uri
 
     def moved(link: re.Match[str]) -> str:
