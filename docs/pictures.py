@@ -69,13 +69,18 @@ def data(n: int) -> Tensor:
     return on_the_ellipse(bump + 0.45 * torch.randn(n))
 
 
+def layers(channels: int, width: int = 64) -> nn.Sequential:
+    """A network of each image by itself: (B, channels, 1, 1) → (B, 2, 1, 1)."""
+    parts = [nn.Conv2d(channels, width, 1), nn.SiLU(), nn.Conv2d(width, width, 1), nn.SiLU(), nn.Conv2d(width, 2, 1)]
+    return nn.Sequential(*parts)
+
+
 class Inverse(nn.Module):
     """f: the image plus hidden layers of it."""
 
-    def __init__(self, width: int = 64) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        parts = [nn.Conv2d(2, width, 1), nn.SiLU(), nn.Conv2d(width, width, 1), nn.SiLU(), nn.Conv2d(width, 2, 1)]
-        self.layers = nn.Sequential(*parts)
+        self.layers = layers(2)
 
     def forward(self, y: Tensor) -> Tensor:
         """(B, 2, 1, 1) → (B, 2, 1, 1)."""
@@ -85,10 +90,9 @@ class Inverse(nn.Module):
 class Score(nn.Module):
     """The network of a diffusion model of two pixels."""
 
-    def __init__(self, width: int = 64) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        parts = [nn.Conv2d(5, width, 1), nn.SiLU(), nn.Conv2d(width, width, 1), nn.SiLU(), nn.Conv2d(width, 2, 1)]
-        self.layers = nn.Sequential(*parts)
+        self.layers = layers(5)
 
     def forward(self, y_t: Tensor, t: Tensor) -> Tensor:
         """(B, 2, 1, 1) and (B,) → (B, 2, 1, 1)."""
@@ -115,8 +119,8 @@ class Trained:
         self.model, self.plain = (namm.Diffusion(Score(), (2, 1, 1), prediction=Velocity()) for _ in range(2))
         namm.train_model(self.model, self.x, self.mirror, settings=short, progress=False)
         namm.train_model(self.plain, self.x, namm.IdentityMap(), settings=short, progress=False)
-        self.y = self.model.sample(2048, sampler=DPMSolver(20), generator=seed, progress=False)
-        self.drawn = self.plain.sample(2048, sampler=DPMSolver(20), generator=seed, progress=False)
+        self.y = self.model.sample(2048, sampler=DPMSolver(20), generator=seed, progress=False).cpu()
+        self.drawn = self.plain.sample(2048, sampler=DPMSolver(20), generator=seed, progress=False).cpu()
         self.before = self.to_data(self.y)
         self.repaired = torch.as_tensor(namm.repair(self.drawn, self.mirror).images)
         namm.finetune_map(self.mirror, self.x, self.y, RULE, weights=namm.Weights(1.0), progress=False, **options)
@@ -124,13 +128,13 @@ class Trained:
 
     @torch.no_grad()
     def to_data(self, y: Tensor) -> Tensor:
-        """f, on the map's device."""
-        return self.mirror.to_data(y)
+        """f."""
+        return self.mirror.cpu().to_data(y)
 
     @torch.no_grad()
     def to_mirror(self, x: Tensor) -> Tensor:
         """g."""
-        return self.mirror.to_mirror(x)
+        return self.mirror.cpu().to_mirror(x)
 
 
 # What panels are made of
