@@ -1,4 +1,4 @@
-"""Eight images of every dataset, each as one picture; those in `docs/gallery.md` were made by this.
+"""Eight images of every dataset, each as one picture; those in `docs/experiments/gallery.md` were made by this.
 
 python examples/gallery.py [FOLDER]
 """

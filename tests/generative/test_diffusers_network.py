@@ -23,7 +23,7 @@ def unet():
 
 
 def wrapped(unet, prediction, sde=VPSDE()):  # noqa: B008
-    """As docs/repair.md has it."""
+    """As docs/guides/repair.md has it."""
     model = Diffusion(DiffusersNetwork(unet), SHAPE, prediction=prediction, sde=sde)
     model.mean.fill_((LOW + HIGH) / 2)
     model.scale.fill_((HIGH - LOW) / 2)

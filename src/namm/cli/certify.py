@@ -40,7 +40,7 @@ def usage() -> str:
     return format_usage(
         "namm certify FILE --constraint RULE [--data FILE] [-o certificate.json] [--PARAMETER VALUE]",
         "Measure ℓ of every image in float64. An image reaches the rule where ℓ is at most three times the floor (the "
-        "data's own mean ℓ, or 0) and what the rounding of its pixels does to ℓ, together (docs/exact.md).\n"
+        "data's own mean ℓ, or 0) and what the rounding of its pixels does to ℓ, together (docs/guides/exact.md).\n"
         "Exit code 0: all images reach the rule; 1: some do not; 2: wrong usage.",
         {
             "FILE": "samples of `namm sample` or `namm repair`, HDF5, NPY or NPZ file, or a folder of PNGs",

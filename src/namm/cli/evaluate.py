@@ -62,7 +62,7 @@ class Files(ImageFile):
     subset_size: int | None = None
     """Images in a subset: 1000, or as many as there are, by default; compare √MMD² of equal sizes only."""
     inception: bool = False
-    """Also KID and FID, which need the weights of Inception (docs/evaluation.md) and take long without a GPU."""
+    """Also KID and FID, which need the weights of Inception (docs/guides/verdict.md) and take long without a GPU."""
     seed: int = 0
     """Decides which images are in the subsets."""
 

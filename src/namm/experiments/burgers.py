@@ -102,7 +102,7 @@ def _gpu() -> Settings:
     f is the paper's network in a form that RESULTS.md was measured with: half its filters learn as much in the same
     time and bear a larger rate, and space is periodic while time is not. Samples this good need little mending, so
     there is little noise, a small g does, and f is finetuned long and near them, with more weight on the rule. Budgets
-    are steps, so that a busy machine, or another, learns as much. Why each is so: docs/choices.md.
+    are steps, so that a busy machine, or another, learns as much. Why each is so: docs/choose/settings.md.
     """
     s = recipes.gpu(BurgersData(10_000, 500, 10_000))
     f = InverseSettings(

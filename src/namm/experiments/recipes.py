@@ -6,7 +6,7 @@ published results used (cycle terms 0.5 each, the gradient regulariser, 64 filte
 `gpu` (minutes on one modern GPU) and `demo` (minutes on two CPU cores) are ours, and one recipe serves every rule:
 images standardised, an f for rules of any reach, errors of a tenth of the data's standard deviation and of the kinds
 that models make, λ ten times σ_max over ℓ of these errors, a g that stays near the identity, a cosine rate,
-v-prediction. Why each is so: docs/choices.md.
+v-prediction. Why each is so: docs/choose/settings.md.
 
 Milestones are as many as have one half-way through the training.
 

@@ -67,7 +67,9 @@ def polish_posterior(
     Args:
         posterior: What `sample_posterior` drew.
         rule: ℓ, as for `namm.polish`.
-        measurement, operator, noise: What was passed to `sample_posterior`.
+        measurement: What was passed to `sample_posterior`.
+        operator: The same.
+        noise: The same.
         spread: Standard deviation of the data: a number, one per channel, or a tensor that broadcasts to an image.
         floor: Mean ℓ of the data.
     """
