@@ -10,6 +10,7 @@ point on it in least squares is the simulator's own pressure projection.
 """
 
 import math
+from collections.abc import Callable
 from operator import index
 
 from torch import Tensor
@@ -18,7 +19,7 @@ from namm.constraints.base import Constraint
 from namm.constraints.contract import finite_number
 from namm.errors import DataError, UsageError
 from namm.numerics import at_least_float32
-from namm.simulators.fluid import cut, divergence, lay_out, project
+from namm.simulators.fluid import cut, divergence, lay_out, project, project_weighted, solve_poisson
 
 
 class DivergenceFree(Constraint):
@@ -55,8 +56,24 @@ class DivergenceFree(Constraint):
         return lay_out(project(self._cut(wide))).to(x.dtype)
 
     def nearest(self, x: Tensor, scale: Tensor) -> Tensor | None:
-        """The projection, which is the nearest image where all velocities are measured alike."""
-        return self.project(x) if bool((scale == scale.flatten()[0]).all()) else None
+        """A projection by Fourier transforms, where all of u are measured alike, and all of v."""
+        weights = _mean_squares(scale)
+        if not bool((scale.square() == scale.new_tensor(weights)[:, None, None]).all()):
+            return None
+        return lay_out(project_weighted(self._cut(x), weights))
+
+    def preconditioner(self, x: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """The inverse for velocities that are measured by the mean scale of u and of v; none where one cannot move."""
+        weights, spacing = _mean_squares(scale), self.extent / self.size
+        if min(weights) <= 0:
+            return None
+
+        def solve(rows: Tensor) -> Tensor:
+            potential = solve_poisson(cut(rows, self.size), weights)
+            mean = potential.mean((-1, -2), keepdim=True)  # that of the rows, which must not change its sign
+            return lay_out(spacing**2 * (2 * mean - potential))
+
+        return solve
 
     def _cut(self, x: Tensor) -> Tensor:
         """The states of an image: (B, 2, r·n, c·n) → (B, r, c, 2, n, n)."""
@@ -74,3 +91,9 @@ class DivergenceFree(Constraint):
                 "states, or set size to the grid points along a side of one."
             )
         return cut(x, n)
+
+
+def _mean_squares(scale: Tensor) -> tuple[float, float]:
+    """Mean s² of u and of v, for a scale (1, 2, H, W)."""
+    u, v = scale.square().mean((0, 2, 3)).tolist()
+    return u, v

@@ -35,6 +35,8 @@ from namm.numerics import at_least_float32
 
 X, Y = -2, -1
 """The axes of space; also, counted from the end, the component along each."""
+Weights = tuple[float, float]
+"""One for x and one for y."""
 
 LOG_VARIANCE = 0.25
 """Width of the initial fields' spectrum, in ln k."""
@@ -99,13 +101,29 @@ def vorticity(velocity: Tensor, spacing: float) -> Tensor:
 def project(velocity: Tensor) -> Tensor:
     """The nearest velocity without divergence, in least squares: (…, 2, n, n) → (…, 2, n, n)."""
     velocity = at_least_float32(velocity)
-    source = divergence(velocity, 1.0)
+    potential = solve_poisson(divergence(velocity, 1.0))
+    return velocity - _ahead(potential) + potential.unsqueeze(-3)
+
+
+def project_weighted(velocity: Tensor, weights: Weights) -> Tensor:
+    """The velocity without divergence with the smallest Σ (change)² / weight, a weight for u and one for v."""
+    potential = solve_poisson(divergence(velocity, 1.0), weights)
+    gradient = _ahead(potential) - potential.unsqueeze(-3)
+    return velocity - velocity.new_tensor(weights)[:, None, None] * gradient
+
+
+def solve_poisson(source: Tensor, weights: Weights = (1.0, 1.0)) -> Tensor:
+    """φ with w_x δ²φ/δx² + w_y δ²φ/δy² = source, in steps of one, (…, n, n) → (…, n, n); a mean stays what it is."""
     n, m = source.shape[X:]
-    eigenvalues = _second_difference(n, velocity)[:, None] + _second_difference(m, velocity)[: m // 2 + 1]
-    eigenvalues[0, 0] = 1  # the mean of φ: it has no source and no gradient, so anything but 0 will do
-    potential = torch.fft.irfft2(torch.fft.rfft2(source) / eigenvalues, s=(n, m))
-    ahead = torch.stack([potential.roll(-1, X), potential.roll(-1, Y)], dim=-3)
-    return velocity - ahead + potential.unsqueeze(-3)
+    down, across = _second_difference(n, source), _second_difference(m, source)[: m // 2 + 1]
+    eigenvalues = weights[0] * down[:, None] + weights[1] * across
+    eigenvalues[0, 0] = 1  # the mean of a divergence is 0, and that of φ has no gradient: anything but 0 will do
+    return torch.fft.irfft2(torch.fft.rfft2(source) / eigenvalues, s=(n, m))
+
+
+def _ahead(potential: Tensor) -> Tensor:
+    """φ one cell further along either axis: (…, n, n) → (…, 2, n, n)."""
+    return torch.stack([potential.roll(-1, X), potential.roll(-1, Y)], dim=-3)
 
 
 def force(velocity: Tensor, grid: FluidGrid) -> Tensor:
