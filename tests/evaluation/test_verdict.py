@@ -98,6 +98,15 @@ def test_a_baseline_on_the_rule_leaves_nothing_to_gain():
     assert any("already" in step for step in verdict.next_steps)
 
 
+def test_models_that_are_both_undertrained_are_to_be_trained_longer():
+    """ℓ fell 120-fold and the samples are as rough as the plain model's: the map is not what is missing."""
+    verdict = judge(replace(OURS, total_variation=1.33), replace(BASELINE, total_variation=1.27), DATA)
+    assert verdict.outcome == "no gain"
+    assert "train both models longer" in verdict.next_steps[0]
+    smooth = judge(replace(OURS, total_variation=0.7), BASELINE, DATA)
+    assert not any("both models" in step for step in smooth.next_steps)
+
+
 def test_repairing_is_advised_where_it_works():
     verdict = judge(replace(OURS, distance=0.01), BASELINE, DATA, repaired=OURS)
     assert any("repair" in step for step in verdict.next_steps)

@@ -144,9 +144,9 @@ def test_images_of_another_range_are_warned_of(images):
         repair(2 * x - 1, small_map())  # nothing is known of its range
     has = re.escape("where the map's data have 0.498 and 0.250")
     for wrong in (2 * x - 1, 255 * x, x + 1, x / 4):
-        with pytest.warns(NammWarning, match=f"channel 0 .* {has}.*must be rescaled first"):
+        with pytest.warns(NammWarning, match=f"channel 0 .* {has}.*Rescale those of a model"):
             repair(wrong, standardised)
-    with pytest.warns(NammWarning, match="rescaled first"):
+    with pytest.warns(NammWarning, match="if they are rescaled"):
         repair(2 * x - 1, small_map(), rule=RULE, data=data)
 
 

@@ -148,7 +148,7 @@ def _report(options: Sample, run: Path, stage: str | None, holds: str) -> None:
     from namm.datasets import open_store
     from namm.evaluation.scores import measure_images
     from namm.evaluation.verdict import loses_images
-    from namm.experiments.engine.folder import complete_stage
+    from namm.experiments.engine.folder import complete_stage, is_complete
     from namm.experiments.engine.stages.data import images_file
     from namm.experiments.engine.stages.evaluate import run_verdict
     from namm.generative.sample_file import SampleFile
@@ -174,4 +174,6 @@ def _report(options: Sample, run: Path, stage: str | None, holds: str) -> None:
         if loses_images(variation, spread):
             print("collapsed: these samples have lost the images, whatever their ℓ is")
     if options.model == "mdm" and (verdict := run_verdict(run, stage)) is not None:
+        if not is_complete(run, "evaluate"):
+            print("samples are judged by the stage `evaluate`, which is not complete; this is about the map alone")
         print("\n".join(verdict.lines()))

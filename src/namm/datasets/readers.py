@@ -366,7 +366,7 @@ def require_layout(layout: str | None, place: str) -> Layout:
     if layout is None:
         raise UsageError(
             f"{place} does not say which axis holds the channels: pass layout='NCHW' (images, channels, "
-            "rows, columns) or layout='NHWC' (channels last)."
+            "rows, columns) or layout='NHWC' (channels last); on the command line, --layout NCHW."
         )
     if layout not in LAYOUTS:
         raise UsageError(f"There is no layout {layout!r}; the layouts are {' and '.join(LAYOUTS)}.")

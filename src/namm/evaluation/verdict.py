@@ -175,8 +175,13 @@ def judge(
             steps += learned.next_steps
         elif outcome == "no gain" and ours.distance - data.distance > GAIN * (baseline.distance - data.distance):
             steps.append(_cure_of_no_gain(baseline, data))
+        if outcome == "no gain" and _is_far_off(ours) and _is_far_off(baseline):
+            steps.append(
+                "train both models longer (mdm.train.budget; the baseline follows): the plain model's samples do not "
+                "have the data's total variation or spread either."
+            )
         if outcome == "no gain" and repaired is not None and judge(repaired, baseline, data).works:
-            steps.append("repair the baseline's samples by f(g(x)) instead: the row `repaired` works.")
+            steps.append("repair the baseline's samples by f(g(x)) instead: the row repaired works.")
         if not steps:
             steps.append("train the mirrored model longer (mdm.train.budget): its samples resemble the data less.")
         return list(dict.fromkeys(steps))
@@ -193,10 +198,11 @@ def loses_images(total_variation: float, spread: float) -> bool:
 def _loss_of_images(total_variation: float, spread: float) -> str | None:
     if not loses_images(total_variation, spread):
         return None
+    least, most = VARIATION
     return (
-        f"the images are lost: spread is {format_number(spread, '.2g')} and total variation "
-        f"{format_number(total_variation, '.2g')} of the data's, where less than {LEAST_SPREAD:g}, or outside "
-        f"{VARIATION[0]:g} to {VARIATION[1]:g}, is a collapse."
+        f"the images are lost: spread is {format_number(spread, '.2g')} of the data's, where less than "
+        f"{LEAST_SPREAD:g} is a collapse, and total variation {format_number(total_variation, '.2g')}, where less than "
+        f"{least:g} or more than {most:g} is one."
     )
 
 
@@ -241,6 +247,11 @@ def _resemblance_finding(ours: Figures, baseline: Figures) -> Finding:
         f"{format_number(baseline.total_variation, '.2f')} and {format_number(baseline.spread, '.2f')} "
         f"(within {CLOSE:.0%}, or no further off, is right).",
     )
+
+
+def _is_far_off(figures: Figures) -> bool:
+    """Whether total variation or spread is more than 15 % from the data's."""
+    return max(abs(figures.total_variation - 1), abs(figures.spread - 1)) > CLOSE
 
 
 def _resemblance(variation: float, spread: float) -> str:

@@ -239,8 +239,9 @@ def _warn_of_range(x: Images, mirror: Mirror, data: Images | None) -> None:
     difference = another_range(names, (mean, deviation), (centre, scale), slack)
     if difference is not None:
         warnings.warn(
-            f"{difference}: the map mends images in the units of its data. Those of a model with another range, for "
-            "example [-1, 1], must be rescaled first.",
+            f"{difference}: the map mends images in the units of its data. Rescale those of a model with another "
+            "range, such as [-1, 1], first; if they are rescaled, the model has not learned how bright or varied the "
+            "data are.",
             NammWarning,
             stacklevel=4,
         )

@@ -138,7 +138,7 @@ def _train_map(
     tuning = None
     if noise is None or weights is None:
         weight = None if weights is None else weights.constraint
-        choose = partial(tune, mirror, data, rule, noise=noise, weight=weight, seed=settings.seed)
+        choose = partial(tune, mirror, data, rule, noise=noise, weight=weight, seed=settings.seed, progress=progress)
         tuning = chosen_once(None if folder is None else Path(folder), choose)
         noise = noise or ModelErrors(tuning.sigma)
         if weights is None:

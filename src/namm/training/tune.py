@@ -33,6 +33,7 @@ from namm.maps import ICNN, MirrorMap, RuleNet
 from namm.maps.icnn import project_weights
 from namm.maps.layers import Boundary
 from namm.numerics import fold, generator
+from namm.progress import ProgressBar
 from namm.reading import REASON, damage_as, load_json, typed
 from namm.training.objectives import MapObjective, ModelErrors, Noise, Weights, identity_regulariser, perturb
 from namm.training.settings import CHOSEN, CLOSENESS
@@ -163,6 +164,7 @@ def tune(
     weights: Weights = OTHERS,
     seed: int = 0,
     trials: bool = True,
+    progress: bool = False,
 ) -> Tuning:
     """Choose σ_max, unless `noise` is given, and λ, unless `weight` is.
 
@@ -175,35 +177,41 @@ def tune(
         weights: Weights of the other terms, for the trials.
         seed: Decides all draws.
         trials: Whether to try several costs; without, λ is that of the usual one.
+        progress: Show how many of the trials are done.
     """
     device = next(mirror.parameters()).device
     start = clock(device)
     x = spread_rows(data, 4 * LOOKED_AT).to(device)
     some = x[::4]
     distance_samples = None
-    if noise is None:
-        distance_samples = _distance_of_samples(mirror, x, rule, seed)
-        spread = 1.0 if mirror.standardisation else float(x.std())  # σ_max is in the units of mirror space
-        noise = ModelErrors(_matching_size(mirror, some, rule, distance_samples, spread, seed))
-    errors = distance_of_errors(mirror, some, rule, noise, seed)
-    if not errors > 0:
-        raise ConstraintError(
-            f"{rule.name} does not notice errors of σ_max = {noise.maximum:g}: ℓ is {errors:.3g} with them. Check its "
-            "thresholds and units against the data, or take larger errors (noise)."
-        )
-    unit = float(f"{noise.maximum / errors:.3g}")
-    tried: tuple[Trial, ...] = ()
-    if weight is None:
-        cost = COST
-        if trials:
-            options = [replace(weights, constraint=each * unit) for each in COSTS]
-            tried = tuple(
-                _trial(mirror, x, rule, noise, option, each, seed) for option, each in zip(options, COSTS, strict=True)
+    count = (noise is None) + len(COSTS) * (weight is None and trials)
+    with ProgressBar("trials for σ_max and λ", count, visible=progress and count > 0) as bar:
+        if noise is None:
+            distance_samples = _distance_of_samples(mirror, x, rule, seed)
+            bar.advance()
+            spread = 1.0 if mirror.standardisation else float(x.std())  # σ_max is in the units of mirror space
+            noise = ModelErrors(_matching_size(mirror, some, rule, distance_samples, spread, seed))
+        errors = distance_of_errors(mirror, some, rule, noise, seed)
+        if not errors > 0:
+            raise ConstraintError(
+                f"{rule.name} does not notice errors of σ_max = {noise.maximum:g}: ℓ is {errors:.3g} with them. Check "
+                "its thresholds and units against the data, or take larger errors (noise)."
             )
-            best, usual = min(tried, key=lambda trial: trial.score), tried[COSTS.index(COST)]
-            cost = best.cost if best.score < CLEARLY * usual.score else COST
-        weight = cost * unit
+        unit = float(f"{noise.maximum / errors:.3g}")
+        tried: tuple[Trial, ...] = ()
+        if weight is None:
+            for each in COSTS if trials else ():
+                tried += (_trial(mirror, x, rule, noise, replace(weights, constraint=each * unit), each, seed),)
+                bar.advance()
+            weight = _best_cost(tried) * unit
     return Tuning(noise.maximum, weight, unit, errors, distance_samples, tried, clock(device) - start)
+
+
+def _best_cost(tried: tuple[Trial, ...]) -> float:
+    """The usual cost, unless another one was tried and is clearly better."""
+    usual = next((trial for trial in tried if trial.cost == COST), None)
+    best = min(tried, key=lambda trial: trial.score, default=None)
+    return best.cost if best and usual and best.score < CLEARLY * usual.score else COST
 
 
 def chosen_once(folder: Path | None, choose: Callable[[], Tuning]) -> Tuning:

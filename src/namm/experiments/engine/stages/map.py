@@ -79,7 +79,13 @@ class Numbers:
 
 
 def choose_numbers(
-    settings: MapSettings, mirror: MirrorMap, data: Images, rule: Constraint, folder: Path | None = None
+    settings: MapSettings,
+    mirror: MirrorMap,
+    data: Images,
+    rule: Constraint,
+    folder: Path | None = None,
+    *,
+    progress: bool = False,
 ) -> Numbers:
     """σ_max and the unit of λ, measured where the settings leave them to the data."""
     if not settings.weights.relative:
@@ -88,7 +94,7 @@ def choose_numbers(
     weight = None if settings.tune else 1.0
     others = build_models.weights(replace(settings.weights, constraint=1.0, relative=False), 1.0)
     seed = settings.train.seed
-    choose = partial(tune, mirror, data, rule, noise=noise, weight=weight, weights=others, seed=seed)
+    choose = partial(tune, mirror, data, rule, noise=noise, weight=weight, weights=others, seed=seed, progress=progress)
     tuning = chosen_once(folder, choose)
     if settings.tune:
         return Numbers(tuning.sigma, tuning.weight / settings.weights.constraint, tuning)
@@ -100,7 +106,7 @@ def learn_map(
 ) -> tuple[MirrorMap, TrainResult, Numbers]:
     """The map that `settings` describe, trained on `data` for `rule`, or trained further, and what that took."""
     mirror = build_models.mirror(settings, data).to(build.device())
-    numbers = choose_numbers(settings, mirror, data, rule, folder)
+    numbers = choose_numbers(settings, mirror, data, rule, folder, progress=progress)
     trained = train_map(
         data,
         rule,
