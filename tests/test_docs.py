@@ -100,7 +100,7 @@ def test_documented_options_are_there(call, capsys):
         "evaluate": [["evaluate", "x.h5", "--against", "x.h5", "--constraint", name]],
     }
     for arguments in ([command], *helps.get(command, [])):
-        main([*arguments, "--help"])
+        main([*arguments, "--help-all"])
     known = set(re.findall(r"--[a-z][\w.-]*", capsys.readouterr().out))
     missing = {(page, option) for page, options in CALLS[call].items() for option in options - known}
     assert not missing

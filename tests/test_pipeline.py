@@ -223,7 +223,7 @@ def test_a_folder_holds_safetensors_and_text_only_and_a_second_saving_the_same(f
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     configs = ["f/config.json", "g/config.json", "network/config.json", "scheduler/scheduler_config.json"]
     weights = [f"{part}/{WEIGHTS}" for part in ("f", "g", "network")]
-    assert names == sorted(["README.md", "model_index.json", *configs, *weights])
+    assert names == sorted(["README.md", "model_index.json", "pipeline.py", *configs, *weights])
     for name in names:
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
 

@@ -56,6 +56,6 @@ def test_wrong_usage_is_answered_with_exit_code_2(namm, tmp_path, arguments, mes
 def test_help(namm):
     code, out, _ = namm("report", "--help")
     assert code == 0
-    assert "usage: namm report [-h] RUN [--open]" in out
+    assert "usage: namm report RUN [options]" in out
     assert namm("report")[0] == 2
     assert "report" in namm("--help")[1]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import urllib.request
 import webbrowser
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,10 @@ from namm.studio.server import Server
 
 def test_it_serves_until_ctrl_c(whole_run):
     command = [sys.executable, "-m", "namm", "studio", str(whole_run), "--no-open"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background of a shell ignore it
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeds  # noqa: PLW1509
+    ) as process:
         try:
             said = [process.stdout.readline() for _ in range(5)]
             address = re.search(r"http://127\.0\.0\.1:\d+/#\S{32}", "".join(said))[0]

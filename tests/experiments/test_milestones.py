@@ -101,7 +101,7 @@ def test_the_lines_of_a_run_say_what_each_stage_cost(whole_run, tiny_preset, tmp
         assert f"done before  compute {read_record(folder / stage).compute_seconds:.1f} s, " in said[stage]
     results = read_record(folder / "evaluate").results
     assert said["evaluate"].endswith(f"compute {results['compute']}, verdict {results['verdict']}")
-    assert f"distance baseline half way {format_number(results['distance_baseline_half_way'])}" in said["evaluate"]
+    assert f"ℓ baseline half way {format_number(results['distance_baseline_half_way'])}" in said["evaluate"]
 
 
 @pytest.mark.parametrize("total", [1, 100, 1687])
