@@ -326,7 +326,7 @@ async function drawSamples(panel) {
     $(".results", panel).replaceChildren(
       strip(rows),
       ...there.map(([kind, shown, title]) => sampleGroup(kind, title, answer, shown, after[kind])),
-      ...notesOf(ours, baseline),
+      ...notesOf(answer.ours, answer.baseline, ours, baseline),
       bars(answer.residual_scale, [["mirror space", run.mirror_view]]),
     );
   };
@@ -339,7 +339,7 @@ function sampleGroup(kind, title, answer, shown, after) {
   const cards = shown.distances.map((_, k) => {
     const pair = [];
     if (kind === "ours") pair.push(["ŷ", picture(answer.mirror, k, run.mirror_view, `mirror sample ${k}`)]);
-    if (images.residuals) pair.push(["residual", picture(images.residuals, k, answer.residual_scale, `residual of sample ${k}`)]);
+    if (images.residuals && answer.residual_scale) pair.push(["residual", picture(images.residuals, k, answer.residual_scale, `residual of sample ${k}`)]);
     const lines = [distanceLine(shown, k, after), ...movedLine(after, k)];
     return card("", picture(images.pictures, k, run.view, `sample ${k} of ${kind}`), lines, pair);
   });
@@ -390,7 +390,7 @@ async function showMoved(panel) {
     $(".results", panel).replaceChildren(
       pathCards(answer, returned, untouched),
       sigmaChart(mirrorSpace.curve, sigma),
-      ...notesOf(returned, untouched),
+      ...notesOf(answer.original, answer.returned, answer.untouched, returned, untouched),
       bars(answer.residual_scale, [["mirror space", run.mirror_view]]),
     );
   };
@@ -403,7 +403,7 @@ function pathCards(answer, returned, untouched) {
   const image = (name, after, label) => picture(shown(name, after).pictures, 0, run.view, label);
   const residual = (name, after, title) => {
     const found = shown(name, after).residuals;
-    return found ? [card(title, picture(found, 0, answer.residual_scale, title))] : [];
+    return found && answer.residual_scale ? [card(title, picture(found, 0, answer.residual_scale, title))] : [];
   };
   const lines = (name, after) => [distanceLine(answer[name], 0, after), ...movedLine(after, 0)];
   const left = answer.untouched.distances[0] > 0 ? (100 * answer.returned.distances[0]) / answer.untouched.distances[0] : null;
@@ -489,7 +489,7 @@ async function drawPosterior(panel) {
     steps: number(form.steps),
     seed: number(form.seed),
   });
-  const render = (after) => $(".found", panel).replaceChildren(...posteriorCards(answer, after), ...notesOf(after));
+  const render = (after) => $(".found", panel).replaceChildren(...posteriorCards(answer, after), ...notesOf(answer.truth, answer.samples, after));
   render();
   polishSwitch(panel, [answer.samples], render);
   $(".found", panel).scrollIntoView({ block: "nearest" });
@@ -500,7 +500,7 @@ function posteriorCards(answer, after) {
   const seen = picture(answer.observed, 0, run.view, "observed");
   seen.className = "nothing";
   const samples = answer.samples.distances.map((_, k) => {
-    const residual = shown.residuals && picture(shown.residuals, k, answer.residual_scale, `residual of posterior sample ${k}`);
+    const residual = shown.residuals && answer.residual_scale && picture(shown.residuals, k, answer.residual_scale, `residual of posterior sample ${k}`);
     const chi2 = after ? after.chi2[k] : answer.chi2[k];
     const lines = [distanceLine(answer.samples, k, after), ["χ² ", strong(format(chi2))], ...movedLine(after, k)];
     return card("", picture(shown.pictures, k, run.view, `posterior sample ${k}`), lines, residual ? [["residual", residual]] : []);
