@@ -1,10 +1,12 @@
 """The studio's page in a browser: what a person does with it, and what they then see."""
 
+import threading
 import time
 
 import pytest
 
 from browser import console_errors, set_viewport
+from namm.studio import answers
 
 PATIENCE = 120
 SHOWN = "return [...document.querySelectorAll(arguments[0])].map((each) => each.innerText)"
@@ -77,6 +79,28 @@ def test_samples_are_drawn_and_polished(page, server):
     wait_for(lambda: find(page, "#draw [name=polish]").is_enabled())
     find(page, "#draw [name=polish]").click()
     wait_for(lambda: distances(page, "#draw .ours .value") == before, "the samples as they were")
+    assert console_errors(page) == []
+
+
+def test_images_polished_too_late_do_not_replace_newer_ones(page, monkeypatch):
+    slide(page, "#draw [name=steps]", 4)
+    slide(page, "#draw [name=seed]", 1)
+    find(page, "#draw button.main").click()
+    wait_for(lambda: find(page, "#draw [name=polish]").is_enabled(), "samples of seed 1")
+    first, answered = distances(page, "#draw .ours .value"), page.execute_script("return watched")
+    held, draw = threading.Event(), answers.QUESTIONS["draw"]
+    later = draw._replace(method=lambda studio, **how: held.wait(PATIENCE) and draw.method(studio, **how))
+    monkeypatch.setitem(answers.QUESTIONS, "draw", later)
+    slide(page, "#draw [name=seed]", 2)
+    find(page, "#draw button.main").click()
+    find(page, "#draw [name=polish]").click()
+    held.set()
+    wait_for(lambda: page.execute_script("return watched") == answered + 3, "samples, and both polished")
+    found = wait_for(lambda: distances(page, "#draw .ours .value"))
+    assert found != first
+    assert "→" not in "".join(texts(page, "#draw .value"))
+    assert find(page, "#draw [name=polish]").is_enabled()
+    assert not find(page, "#draw [name=polish]").is_selected()
     assert console_errors(page) == []
 
 

@@ -290,9 +290,10 @@ function notesOf(...results) {
   return [...notes].map((text) => make("p", { className: "note", textContent: text }));
 }
 
-// The switch of a panel shows what `render` makes of the polished answers; new images turn it off.
+// The switch of a panel shows what `render` makes of the polished answers; new images turn it off, and an answer about
+// older ones comes too late.
 function polishSwitch(panel, keys, render) {
-  const toggle = $("[name=polish]", panel);
+  const toggle = $("[name=polish]", panel), mine = (panel.shown = {});
   toggle.checked = false;
   toggle.disabled = false;
   toggle.onchange = () =>
@@ -301,12 +302,13 @@ function polishSwitch(panel, keys, render) {
       toggle.disabled = true;
       try {
         const after = wanted ? await Promise.all(keys.map(polished)) : [];
-        render(...after);
+        if (panel.shown === mine) render(...after);
       } catch (error) {
+        if (panel.shown !== mine) return;
         toggle.checked = false;
         throw error;
       } finally {
-        toggle.disabled = false;
+        if (panel.shown === mine) toggle.disabled = false;
       }
     });
 }
@@ -385,11 +387,11 @@ async function showMoved(panel) {
     mirrorSpace.curve = await ask("curve", about);
     mirrorSpace.asked = JSON.stringify(about);
   }
-  const answer = await ask("perturb", { ...about, sigma });
+  const answer = await ask("perturb", { ...about, sigma }), { curve } = mirrorSpace;
   const render = (returned, untouched) => {
     $(".results", panel).replaceChildren(
       pathCards(answer, returned, untouched),
-      sigmaChart(mirrorSpace.curve, sigma),
+      sigmaChart(curve, sigma),
       ...notesOf(answer.original, answer.returned, answer.untouched, returned, untouched),
       bars(answer.residual_scale, [["mirror space", run.mirror_view]]),
     );
