@@ -157,6 +157,20 @@ def test_observations_are_painted_and_answered(page):
     assert console_errors(page) == []
 
 
+def test_tabs_wait_for_another_window(page, server):
+    with server.studio.work.doing("painting"):
+        find(page, "#tab-posterior").click()
+        wait_for(lambda: "painting" in find(page, "#message").text, "why nothing is shown")
+        find(page, "#posterior .random").click()
+    wait_for(lambda: texts(page, "#observed") == ["16 of 64 pixels are observed"])
+    with server.studio.work.doing("painting"):
+        find(page, "#tab-perturb").click()
+        wait_for(lambda: "painting" in find(page, "#message").text, "why nothing is shown")
+    wait_for(lambda: texts(page, "#perturb .card"))
+    assert not find(page, "#message").is_displayed()
+    assert all("409" in error for error in console_errors(page))  # which the browser itself notes
+
+
 def test_without_the_token_the_page_says_where_it_is(browser, server):
     browser.get(server.url.partition("#")[0])
     wait_for(lambda: "The address lacks its token" in find(browser, "#message").text)

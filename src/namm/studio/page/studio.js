@@ -372,7 +372,7 @@ async function moveImage(panel) {
   try {
     while (mirrorSpace.again) {
       mirrorSpace.again = false;
-      await showMoved(panel);
+      await patiently(() => showMoved(panel));
     }
   } finally {
     mirrorSpace.running = false;
@@ -433,13 +433,13 @@ function pathCards(answer, returned, untouched) {
 const scene = { truth: null, mask: null, last: null };
 
 async function showTruth(panel) {
-  const { original } = await ask("perturb", { index: number($("form", panel).index), sigma: 0 });
+  const { original } = await patiently(() => ask("perturb", { index: number($("form", panel).index), sigma: 0 }));
   scene.truth = original.pictures;
-  if (!scene.mask) observeColumns(panel);
-  else paintScene();
+  paintScene();
 }
 
 function paintScene() {
+  if (!scene.truth) return; // still on its way
   const canvas = $("#paint"), ground = getComputedStyle(document.body).backgroundColor.match(/\d+/g).map(Number);
   const fade = (rgb, pixel) => (scene.mask[pixel] ? rgb : rgb.map((value, k) => Math.round(0.22 * value + 0.78 * ground[k])));
   paint(canvas, scene.truth, 0, run.view, fade);
@@ -590,8 +590,11 @@ function select(name) {
   const panel = $(`#${name}`);
   if (run.lacking[name] || panel.dataset.begun) return;
   panel.dataset.begun = true;
-  if (name === "perturb") attempt(() => moveImage(panel));
-  if (name === "posterior") attempt(() => showTruth(panel));
+  const first = { perturb: moveImage, posterior: showTruth }[name];
+  if (first) attempt(() => first(panel).catch((error) => {
+    delete panel.dataset.begun;
+    throw error;
+  }));
 }
 
 function prepareTabs() {
@@ -683,7 +686,8 @@ function preparePosterior(panel) {
     stroke(panel, event);
   });
   canvas.addEventListener("pointermove", (event) => event.buttons && scene.truth && stroke(panel, event));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => scene.truth && paintScene());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintScene);
+  observeColumns(panel);
   mainButton(panel, () => drawPosterior(panel));
   $(".found", panel).replaceChildren(make("p", { className: "empty", textContent: "Images behind these observations appear here." }));
 }
