@@ -119,6 +119,7 @@ def test_an_image_is_moved_and_brought_back(page):
     assert len(set(original)) == 1
     assert len(set(returned)) == len(set(untouched)) == 3
     assert page.execute_script("return document.querySelectorAll('#perturb .chart path').length") == 2
+    wait_for(lambda: page.execute_script("return charts.size") == 1, "an end of the charts that are gone")
     find(page, "#perturb .next").click()
     wait_for(lambda: distances(page, "#perturb .value")[0] != original[0], "the next image")
     for size in ((1280, 900), (390, 844)):

@@ -200,13 +200,15 @@ function chart(height, render) {
     render(svg, width);
   };
   charts.set(box, redraw);
-  requestAnimationFrame(redraw);
+  requestAnimationFrame(redrawCharts);
   return box;
 }
 
-addEventListener("resize", () => {
+function redrawCharts() {
   for (const [box, redraw] of charts) box.isConnected ? redraw() : charts.delete(box);
-});
+}
+
+addEventListener("resize", redrawCharts);
 
 // A row of dots per method, ℓ from left to right; hollow ones are polished
 function strip(rows) {
@@ -266,14 +268,17 @@ function sigmaChart(curve, sigma) {
   });
 }
 
-// Polishing: answers by key, so that a switch turned back and forth asks once
+// Polishing: the last answers by key, so that a switch turned back and forth asks once
 
-const polishedBy = new Map();
+const polishedBy = new Map(), KEPT = 16;
 
 async function polished(shown) {
   if (!shown) return null;
-  if (!polishedBy.has(shown.key)) polishedBy.set(shown.key, await ask("polish", { key: shown.key }));
-  return polishedBy.get(shown.key);
+  if (polishedBy.has(shown.key)) return polishedBy.get(shown.key);
+  const answer = await ask("polish", { key: shown.key });
+  polishedBy.set(shown.key, answer);
+  if (polishedBy.size > KEPT) polishedBy.delete(polishedBy.keys().next().value);
+  return answer;
 }
 
 function distanceLine(shown, k, after) {
