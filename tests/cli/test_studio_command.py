@@ -4,9 +4,11 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 import webbrowser
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +20,11 @@ def test_it_serves_until_ctrl_c(whole_run):
     command = [sys.executable, "-m", "namm", "studio", str(whole_run), "--no-open"]
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background of a shell ignore it
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeds  # noqa: PLW1509
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heeds,  # noqa: PLW1509
     ) as process:
         try:
             said = [process.stdout.readline() for _ in range(5)]
@@ -37,14 +43,25 @@ def stop_at_once(server):
 
 
 @pytest.mark.parametrize(("option", "opened"), [("--open", 1), ("--no-open", 0)])
-def test_the_browser_is_opened_where_it_is_asked_for(namm, whole_run, monkeypatch, option, opened):
+def test_the_browser_is_opened_by_a_file_that_is_nobody_elses(namm, whole_run, monkeypatch, option, opened):
     shown = []
-    monkeypatch.setattr(webbrowser, "open", shown.append)
+
+    def look(address):
+        file = Path(urllib.parse.urlsplit(address).path)
+        shown.append((address, file, file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777, file.read_text()))
+
+    monkeypatch.setattr(webbrowser, "open", look)
     monkeypatch.setattr(Server, "serve_forever", stop_at_once)
     code, said = namm("studio", whole_run, option)
     assert code == 0, said
     assert len(shown) == opened
-    assert all(address in said for address in shown)
+    for address, file, mode, folder_mode, html in shown:
+        url, token = re.search(r"http://127\.0\.0\.1:\d+/#(\S{32})", said).group(0, 1)
+        assert address.startswith("file:///")
+        assert token not in address  # which stands on the browser's command line
+        assert (mode, folder_mode) == (0o600, 0o700)
+        assert f'content="0; url={url}"' in html
+        assert not file.parent.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What a studio makes of a run, against the package's own commands and against formulas written out here."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -13,6 +14,7 @@ from namm.datasets import load
 from namm.errors import DataError, UsageError
 from namm.exact import polish
 from namm.experiments.assimilation.tasks import make_task
+from namm.experiments.engine.rule_facts import RuleFacts
 from namm.experiments.engine.run_parts import RunParts
 from namm.generative.sample_file import SampleFile
 from namm.maps import MirrorMap
@@ -233,18 +235,20 @@ def test_polished_posterior_samples_know_their_chi2(studio):
         (lambda s: s.draw(steps=1), "steps must be a whole number from 2 to 200, not 1"),
         (lambda s: s.draw(seed=-1), "seed must be a whole number"),
         (lambda s: s.perturb(index=70), "index must be a whole number from 0 to 69, not 70"),
-        (lambda s: s.perturb(sigma=-0.1), "sigma must lie between 0"),
-        (lambda s: s.perturb(sigma=1e9), "sigma must lie between 0"),
+        (lambda s: s.perturb(sigma=-0.1), "sigma must be a number from 0 to"),
+        (lambda s: s.perturb(sigma=1e9), "sigma must be a number from 0 to"),
         (lambda s: s.perturb(sigma=float("nan")), "sigma must be a number"),
         (lambda s: s.perturb(sigma="much"), "sigma must be a number"),
-        (lambda s: s.posterior(0, left_columns(1), 0.0), "noise must lie between 1e-06"),
+        (lambda s: s.posterior(0, left_columns(1), 0.0), "noise must be a number from 1e-06 to 1e+06, not 0.0."),
+        (lambda s: s.posterior(0, left_columns(1), 10**400), "not " + "1" + "0" * 39 + "."),
+        (lambda s: s.posterior(0, left_columns(1), float("inf")), "noise must be a number"),
         (lambda s: s.posterior(0, left_columns(1), 0.1, n=9), "n must be a whole number from 1 to 8"),
         (lambda s: s.posterior(0, left_columns(0), 0.1), "nothing is observed"),
         (lambda s: s.posterior(0, left_columns(1, 9), 0.1), "a yes or no for each of 8×8 pixels"),
     ],
 )
 def test_what_is_out_of_range_is_refused_in_a_sentence(studio, call, said):
-    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+    with pytest.raises(UsageError, match=re.escape(said)):
         call(studio)
 
 
@@ -287,10 +291,44 @@ def test_a_run_of_a_map_alone_moves_images(copied):
     studio.close()
 
 
-def test_a_residual_that_fails_costs_its_pictures_alone(studio, monkeypatch):
-    monkeypatch.setattr(studio, "residual_problem", "the rule's residual cannot be shown: ValueError: no")
-    assert studio.perturb(index=1).returned.residuals is None
-    assert "ValueError: no" in answers.about(studio)["notes"][0]
+@pytest.fixture
+def residual_that_takes(monkeypatch):
+    """Let residuals of images be those that `takes` accepts, and fail for others."""
+
+    def replace(takes):
+        def residual(facts, key, images):
+            if not takes(images):
+                raise ValueError("log of a negative number")
+            return found(facts, key, images)
+
+        found = RuleFacts.residual_pictures
+        monkeypatch.setattr(RuleFacts, "residual_pictures", residual)
+
+    return replace
+
+
+def test_a_residual_of_moved_images_that_fails_costs_its_pictures_alone(whole_run, test_images, residual_that_takes):
+    residual_that_takes(lambda images: all((image == test_images).flatten(1).all(1).any() for image in images))
+    studio, said = Studio(whole_run), "the rule's residual cannot be shown: ValueError: log of a negative number"
+    assert said not in answers.about(studio)["notes"]
+    found = studio.perturb(index=1, sigma=0.1)
+    assert found.original.residuals.shape == (1, 8, 7)
+    assert (found.returned.residuals, found.returned.problem) == (None, said)
+    assert torch.isfinite(found.returned.distances).all()
+    told = answers.perturbed(studio, found)
+    assert [told[name]["notes"] for name in ("original", "returned", "untouched")] == [[], [said], [said]]
+    polished = answers.answer(studio, "polish", {"key": found.returned.key})
+    assert said in polished["notes"]
+    studio.close()
+
+
+def test_a_residual_that_always_fails_is_said_once(whole_run, residual_that_takes):
+    residual_that_takes(lambda images: False)
+    studio = Studio(whole_run)
+    found = studio.perturb(index=1)
+    assert "ValueError: log of a negative number" in answers.about(studio)["notes"][0]
+    assert (found.returned.residuals, found.returned.problem) == (None, "")
+    studio.close()
 
 
 # As JSON

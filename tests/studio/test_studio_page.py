@@ -1,10 +1,12 @@
 """The studio's page in a browser: what a person does with it, and what they then see."""
 
+import threading
 import time
 
 import pytest
 
 from browser import console_errors, set_viewport
+from namm.studio import answers
 
 PATIENCE = 120
 SHOWN = "return [...document.querySelectorAll(arguments[0])].map((each) => each.innerText)"
@@ -80,6 +82,28 @@ def test_samples_are_drawn_and_polished(page, server):
     assert console_errors(page) == []
 
 
+def test_images_polished_too_late_do_not_replace_newer_ones(page, monkeypatch):
+    slide(page, "#draw [name=steps]", 4)
+    slide(page, "#draw [name=seed]", 1)
+    find(page, "#draw button.main").click()
+    wait_for(lambda: find(page, "#draw [name=polish]").is_enabled(), "samples of seed 1")
+    first, answered = distances(page, "#draw .ours .value"), page.execute_script("return watched")
+    held, draw = threading.Event(), answers.QUESTIONS["draw"]
+    later = draw._replace(method=lambda studio, **how: held.wait(PATIENCE) and draw.method(studio, **how))
+    monkeypatch.setitem(answers.QUESTIONS, "draw", later)
+    slide(page, "#draw [name=seed]", 2)
+    find(page, "#draw button.main").click()
+    find(page, "#draw [name=polish]").click()
+    held.set()
+    wait_for(lambda: page.execute_script("return watched") == answered + 3, "samples, and both polished")
+    found = wait_for(lambda: distances(page, "#draw .ours .value"))
+    assert found != first
+    assert "→" not in "".join(texts(page, "#draw .value"))
+    assert find(page, "#draw [name=polish]").is_enabled()
+    assert not find(page, "#draw [name=polish]").is_selected()
+    assert console_errors(page) == []
+
+
 def test_an_image_is_moved_and_brought_back(page):
     find(page, "#tab-perturb").click()
     cards = wait_for(lambda: texts(page, "#perturb .card"))
@@ -95,6 +119,7 @@ def test_an_image_is_moved_and_brought_back(page):
     assert len(set(original)) == 1
     assert len(set(returned)) == len(set(untouched)) == 3
     assert page.execute_script("return document.querySelectorAll('#perturb .chart path').length") == 2
+    wait_for(lambda: page.execute_script("return charts.size") == 1, "an end of the charts that are gone")
     find(page, "#perturb .next").click()
     wait_for(lambda: distances(page, "#perturb .value")[0] != original[0], "the next image")
     for size in ((1280, 900), (390, 844)):
@@ -131,6 +156,20 @@ def test_observations_are_painted_and_answered(page):
         set_viewport(page, *size)
         assert_fits(page)
     assert console_errors(page) == []
+
+
+def test_tabs_wait_for_another_window(page, server):
+    with server.studio.work.doing("painting"):
+        find(page, "#tab-posterior").click()
+        wait_for(lambda: "painting" in find(page, "#message").text, "why nothing is shown")
+        find(page, "#posterior .random").click()
+    wait_for(lambda: texts(page, "#observed") == ["16 of 64 pixels are observed"])
+    with server.studio.work.doing("painting"):
+        find(page, "#tab-perturb").click()
+        wait_for(lambda: "painting" in find(page, "#message").text, "why nothing is shown")
+    wait_for(lambda: texts(page, "#perturb .card"))
+    assert not find(page, "#message").is_displayed()
+    assert all("409" in error for error in console_errors(page))  # which the browser itself notes
 
 
 def test_without_the_token_the_page_says_where_it_is(browser, server):

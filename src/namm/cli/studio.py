@@ -3,8 +3,12 @@
 import os
 import shlex
 import sys
+import tempfile
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from namm.cli.options import RunName, log, parse
 from namm.errors import UsageError
@@ -18,6 +22,22 @@ def has_display() -> bool:
     if os.environ.get("SSH_CONNECTION"):
         return False
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@contextmanager
+def way_to(url: str) -> Iterator[str]:
+    """The address of a file that leads a browser to `url`, there for as long as the context lasts.
+
+    A browser's command line can be read by everybody at this machine, and `url` holds the token; the file is its
+    owner's alone.
+    """
+    with tempfile.TemporaryDirectory(prefix="namm-") as folder:
+        file = Path(folder) / "studio.html"
+        file.touch(mode=0o600)
+        file.write_text(
+            f'<!DOCTYPE html>\n<title>namm studio</title>\n<meta http-equiv="refresh" content="0; url={url}">\n'
+        )
+        yield file.as_uri()
 
 
 @dataclass(frozen=True)
@@ -45,11 +65,11 @@ def main(arguments: list[str]) -> None:
     from namm.studio.server import Server
     from namm.studio.studio import Studio
 
-    with Server(Studio(run), options.port) as server:
+    with Server(Studio(run), options.port) as server, way_to(server.url) as way:
         log(f"the studio of {shlex.quote(str(run))} is at\n\n    {server.url}\n")
         log("for this machine alone; Ctrl-C ends it.")
         if options.open:
-            webbrowser.open(server.url)
+            webbrowser.open(way)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -192,7 +192,7 @@ def polished(studio: Studio, result: PolishedImages) -> Json:
         "before": list(map(_number, result.before)),
         "moved": list(map(_number, result.moved)),
         "reached": list(result.reached),
-        "notes": list(result.notes),
+        "notes": [*result.notes, *([result.after.problem] if result.after.problem else [])],
         "chi2": None if result.chi2 is None else list(map(_number, result.chi2)),
     }
 
@@ -204,6 +204,7 @@ def _images(studio: Studio, shown: Shown) -> Json:
         "distances": list(map(_number, shown.distances)),
         "mean": _number(shown.distances.mean()),
         "residuals": None if shown.residuals is None else _packed(shown.residuals),
+        "notes": [shown.problem] if shown.problem else [],
     }
 
 

@@ -1,7 +1,5 @@
 """What may be asked of a studio: ranges that a small machine answers in seconds to minutes, and values within them."""
 
-import math
-
 from namm.errors import UsageError
 
 MOST_SAMPLES, MOST_POSTERIOR = 16, 8
@@ -23,9 +21,7 @@ def whole(name: str, value: object, least: int, most: int) -> int:
 
 
 def real(name: str, value: object, least: float, most: float) -> float:
-    """A finite number within its range; refused otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """A number within its range, which neither NaN nor an infinity is; refused otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise UsageError(f"{name} must be a number from {least:.4g} to {most:.4g}, not {str(value)[:40]}.")
-    if not least <= value <= most:
-        raise UsageError(f"{name} must lie between {least:.4g} and {most:.4g}, not {value:.4g}.")
     return float(value)

@@ -75,12 +75,14 @@ class Shown:
         images: (N, C, H, W), on the CPU.
         distances: ℓ of each, (N,).
         residuals: Pictures of where each breaks the rule, (N, H', W'), for a rule that has such.
+        problem: Why there are none of these images, where the rule has such of others.
         key: By which `polish` knows them; empty where they are not for that.
     """
 
     images: Tensor
     distances: Tensor
     residuals: Array | None
+    problem: str = ""
     key: str = ""
 
 
@@ -272,12 +274,8 @@ class Studio:
 
     @cached_property
     def residual_problem(self) -> str:
-        """Why there are no pictures of the residual, where it cannot be computed."""
-        try:
-            self.facts.residual_pictures("", self.image(0))
-        except Exception as error:  # a user's code may raise anything
-            return f"the rule's residual cannot be shown: {type(error).__name__}: {error}"
-        return ""
+        """Why there are no pictures of the residual, where that of the data cannot be shown."""
+        return self._residuals(self.image(0))[1]
 
     @property
     def sampler(self) -> SamplerSettings:
@@ -460,7 +458,8 @@ class Studio:
         """Images with what is measured of them."""
         images = images.detach()
         distances = measure_images(images, self.rule, device=self.device).distances
-        return Shown(images.cpu(), distances, self._residuals(images))
+        residuals, problem = (None, "") if self.residual_problem else self._residuals(images)
+        return Shown(images.cpu(), distances, residuals, problem)
 
     def _polishable(self, kind: str, images: Tensor, scale: Tensor | None = None, task: Task | None = None) -> Shown:
         """The same, kept under a key by which `polish` knows them."""
@@ -470,8 +469,10 @@ class Studio:
             kept.popitem(last=False)
         return replace(self._shown(images), key=key)
 
-    def _residuals(self, images: Tensor) -> Array | None:
-        if self.residual_problem:
-            return None
-        found = self.facts.residual_pictures("", images.to(self.device))
-        return residual_pictures(found, images.cpu().numpy(), "the residual")
+    def _residuals(self, images: Tensor) -> tuple[Array | None, str]:
+        """Pictures of where images break the rule, for a rule that has such, and why they could not be made."""
+        try:
+            found = self.facts.residual_pictures("", images.to(self.device))
+            return residual_pictures(found, images.cpu().numpy(), "the residual"), ""
+        except Exception as error:  # a user's code may raise anything
+            return None, f"the rule's residual cannot be shown: {type(error).__name__}: {error}"

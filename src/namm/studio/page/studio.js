@@ -200,13 +200,15 @@ function chart(height, render) {
     render(svg, width);
   };
   charts.set(box, redraw);
-  requestAnimationFrame(redraw);
+  requestAnimationFrame(redrawCharts);
   return box;
 }
 
-addEventListener("resize", () => {
+function redrawCharts() {
   for (const [box, redraw] of charts) box.isConnected ? redraw() : charts.delete(box);
-});
+}
+
+addEventListener("resize", redrawCharts);
 
 // A row of dots per method, ℓ from left to right; hollow ones are polished
 function strip(rows) {
@@ -266,14 +268,17 @@ function sigmaChart(curve, sigma) {
   });
 }
 
-// Polishing: answers by key, so that a switch turned back and forth asks once
+// Polishing: the last answers by key, so that a switch turned back and forth asks once
 
-const polishedBy = new Map();
+const polishedBy = new Map(), KEPT = 16;
 
 async function polished(shown) {
   if (!shown) return null;
-  if (!polishedBy.has(shown.key)) polishedBy.set(shown.key, await ask("polish", { key: shown.key }));
-  return polishedBy.get(shown.key);
+  if (polishedBy.has(shown.key)) return polishedBy.get(shown.key);
+  const answer = await ask("polish", { key: shown.key });
+  polishedBy.set(shown.key, answer);
+  if (polishedBy.size > KEPT) polishedBy.delete(polishedBy.keys().next().value);
+  return answer;
 }
 
 function distanceLine(shown, k, after) {
@@ -290,9 +295,10 @@ function notesOf(...results) {
   return [...notes].map((text) => make("p", { className: "note", textContent: text }));
 }
 
-// The switch of a panel shows what `render` makes of the polished answers; new images turn it off.
+// The switch of a panel shows what `render` makes of the polished answers; new images turn it off, and an answer about
+// older ones comes too late.
 function polishSwitch(panel, keys, render) {
-  const toggle = $("[name=polish]", panel);
+  const toggle = $("[name=polish]", panel), mine = (panel.shown = {});
   toggle.checked = false;
   toggle.disabled = false;
   toggle.onchange = () =>
@@ -301,12 +307,13 @@ function polishSwitch(panel, keys, render) {
       toggle.disabled = true;
       try {
         const after = wanted ? await Promise.all(keys.map(polished)) : [];
-        render(...after);
+        if (panel.shown === mine) render(...after);
       } catch (error) {
+        if (panel.shown !== mine) return;
         toggle.checked = false;
         throw error;
       } finally {
-        toggle.disabled = false;
+        if (panel.shown === mine) toggle.disabled = false;
       }
     });
 }
@@ -326,7 +333,7 @@ async function drawSamples(panel) {
     $(".results", panel).replaceChildren(
       strip(rows),
       ...there.map(([kind, shown, title]) => sampleGroup(kind, title, answer, shown, after[kind])),
-      ...notesOf(ours, baseline),
+      ...notesOf(answer.ours, answer.baseline, ours, baseline),
       bars(answer.residual_scale, [["mirror space", run.mirror_view]]),
     );
   };
@@ -339,7 +346,7 @@ function sampleGroup(kind, title, answer, shown, after) {
   const cards = shown.distances.map((_, k) => {
     const pair = [];
     if (kind === "ours") pair.push(["ŷ", picture(answer.mirror, k, run.mirror_view, `mirror sample ${k}`)]);
-    if (images.residuals) pair.push(["residual", picture(images.residuals, k, answer.residual_scale, `residual of sample ${k}`)]);
+    if (images.residuals && answer.residual_scale) pair.push(["residual", picture(images.residuals, k, answer.residual_scale, `residual of sample ${k}`)]);
     const lines = [distanceLine(shown, k, after), ...movedLine(after, k)];
     return card("", picture(images.pictures, k, run.view, `sample ${k} of ${kind}`), lines, pair);
   });
@@ -370,7 +377,7 @@ async function moveImage(panel) {
   try {
     while (mirrorSpace.again) {
       mirrorSpace.again = false;
-      await showMoved(panel);
+      await patiently(() => showMoved(panel));
     }
   } finally {
     mirrorSpace.running = false;
@@ -385,12 +392,12 @@ async function showMoved(panel) {
     mirrorSpace.curve = await ask("curve", about);
     mirrorSpace.asked = JSON.stringify(about);
   }
-  const answer = await ask("perturb", { ...about, sigma });
+  const answer = await ask("perturb", { ...about, sigma }), { curve } = mirrorSpace;
   const render = (returned, untouched) => {
     $(".results", panel).replaceChildren(
       pathCards(answer, returned, untouched),
-      sigmaChart(mirrorSpace.curve, sigma),
-      ...notesOf(returned, untouched),
+      sigmaChart(curve, sigma),
+      ...notesOf(answer.original, answer.returned, answer.untouched, returned, untouched),
       bars(answer.residual_scale, [["mirror space", run.mirror_view]]),
     );
   };
@@ -403,7 +410,7 @@ function pathCards(answer, returned, untouched) {
   const image = (name, after, label) => picture(shown(name, after).pictures, 0, run.view, label);
   const residual = (name, after, title) => {
     const found = shown(name, after).residuals;
-    return found ? [card(title, picture(found, 0, answer.residual_scale, title))] : [];
+    return found && answer.residual_scale ? [card(title, picture(found, 0, answer.residual_scale, title))] : [];
   };
   const lines = (name, after) => [distanceLine(answer[name], 0, after), ...movedLine(after, 0)];
   const left = answer.untouched.distances[0] > 0 ? (100 * answer.returned.distances[0]) / answer.untouched.distances[0] : null;
@@ -431,13 +438,13 @@ function pathCards(answer, returned, untouched) {
 const scene = { truth: null, mask: null, last: null };
 
 async function showTruth(panel) {
-  const { original } = await ask("perturb", { index: number($("form", panel).index), sigma: 0 });
+  const { original } = await patiently(() => ask("perturb", { index: number($("form", panel).index), sigma: 0 }));
   scene.truth = original.pictures;
-  if (!scene.mask) observeColumns(panel);
-  else paintScene();
+  paintScene();
 }
 
 function paintScene() {
+  if (!scene.truth) return; // still on its way
   const canvas = $("#paint"), ground = getComputedStyle(document.body).backgroundColor.match(/\d+/g).map(Number);
   const fade = (rgb, pixel) => (scene.mask[pixel] ? rgb : rgb.map((value, k) => Math.round(0.22 * value + 0.78 * ground[k])));
   paint(canvas, scene.truth, 0, run.view, fade);
@@ -489,7 +496,7 @@ async function drawPosterior(panel) {
     steps: number(form.steps),
     seed: number(form.seed),
   });
-  const render = (after) => $(".found", panel).replaceChildren(...posteriorCards(answer, after), ...notesOf(after));
+  const render = (after) => $(".found", panel).replaceChildren(...posteriorCards(answer, after), ...notesOf(answer.truth, answer.samples, after));
   render();
   polishSwitch(panel, [answer.samples], render);
   $(".found", panel).scrollIntoView({ block: "nearest" });
@@ -500,7 +507,7 @@ function posteriorCards(answer, after) {
   const seen = picture(answer.observed, 0, run.view, "observed");
   seen.className = "nothing";
   const samples = answer.samples.distances.map((_, k) => {
-    const residual = shown.residuals && picture(shown.residuals, k, answer.residual_scale, `residual of posterior sample ${k}`);
+    const residual = shown.residuals && answer.residual_scale && picture(shown.residuals, k, answer.residual_scale, `residual of posterior sample ${k}`);
     const chi2 = after ? after.chi2[k] : answer.chi2[k];
     const lines = [distanceLine(answer.samples, k, after), ["χ² ", strong(format(chi2))], ...movedLine(after, k)];
     return card("", picture(shown.pictures, k, run.view, `posterior sample ${k}`), lines, residual ? [["residual", residual]] : []);
@@ -588,8 +595,11 @@ function select(name) {
   const panel = $(`#${name}`);
   if (run.lacking[name] || panel.dataset.begun) return;
   panel.dataset.begun = true;
-  if (name === "perturb") attempt(() => moveImage(panel));
-  if (name === "posterior") attempt(() => showTruth(panel));
+  const first = { perturb: moveImage, posterior: showTruth }[name];
+  if (first) attempt(() => first(panel).catch((error) => {
+    delete panel.dataset.begun;
+    throw error;
+  }));
 }
 
 function prepareTabs() {
@@ -681,7 +691,8 @@ function preparePosterior(panel) {
     stroke(panel, event);
   });
   canvas.addEventListener("pointermove", (event) => event.buttons && scene.truth && stroke(panel, event));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => scene.truth && paintScene());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintScene);
+  observeColumns(panel);
   mainButton(panel, () => drawPosterior(panel));
   $(".found", panel).replaceChildren(make("p", { className: "empty", textContent: "Images behind these observations appear here." }));
 }
