@@ -59,10 +59,14 @@ def test_vorticity_and_divergence_of_a_flow_are_where_a_formula_has_them():
 def test_states_of_a_flow_and_points_of_a_square():
     flow = DivergenceData().coordinates
     assert flow.time.ends(8) == pytest.approx((3.0, 4.4))  # docs: the states at t = 3.0, 3.2, …
-    assert flow.in_words(128, 256).endswith("states: t from 3 to 4.4")
+    line = "down x, across y, 0.0982 to 6.28"  # corners of the cells: 2π/64 to 2π
+    assert flow.in_words(128, 256) == f"{line}; states at t = 3, 3.2, …, 4.4"
+    assert flow.in_words(64, 128) == f"{line}; states at t = 3, 3.2"
     square = DarcyData(size=33).coordinates
     np.testing.assert_allclose(places(square.rows, range(33)), np.linspace(0, 1, 33))
-    assert square.in_words(33, 33) == "down: x from 0 to 1, across: y from 0 to 1"
+    assert square.in_words(33, 33) == "down x, across y, 0 to 1"
+    front = BurgersData(size=64, dt=0.02, inner_steps=5, length=10.0, flipped=True).coordinates
+    assert front.in_words(64, 64) == "down x, 10 to 0; across t, 0.1 to 6.4"
 
 
 def test_what_nothing_is_known_of_is_counted_in_pixels():

@@ -1,6 +1,7 @@
 """The report of a real run, tiny but whole: its numbers, its record, and what a damaged or partial run gives."""
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -24,7 +25,16 @@ from namm.experiments.engine.stages import Work
 from namm.experiments.engine.stages.data import images_file
 from namm.experiments.engine.stages.evaluate import OURS
 from namm.experiments.engine.stages.map import mirror_folder
-from namm.experiments.engine.stages.report import FILE, PARTIAL, collect, make_report, view_of, write_report
+from namm.experiments.engine.stages.report import (
+    FILE,
+    PARTIAL,
+    _rule_in_words,
+    collect,
+    make_report,
+    view_of,
+    write_report,
+)
+from namm.experiments.presets import EXPERIMENTS, preset
 from namm.files import owned
 from namm.generative.sample_file import SampleFile
 from namm.maps import MirrorMap
@@ -228,6 +238,14 @@ def test_a_damaged_file_is_a_problem_named_and_refused_by_the_stage(copy, tiny_p
     assert contents.trainings
     with pytest.raises(RunFolderError, match=r"the report cannot be made. evaluate: "):
         make_report(Work(tiny_preset.settings, copy / "report", {}, False))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_what_was_done_is_said_without_marks_of_code_and_digits_nobody_reads(name):
+    words = _rule_in_words(preset(name, "demo").settings.data)
+    assert "`" not in words
+    assert not re.search(r"\d\.\d{5}|None|numbers: \.", words)
+    assert name != "divergence" or words.endswith("Its numbers: extent 6.283, size 32.")
 
 
 def test_flows_are_seen_by_their_vorticity():

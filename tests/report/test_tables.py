@@ -56,6 +56,12 @@ def test_curves_trainings_and_costs():
     assert [(row["side"], row["seconds"]) for row in found["cost"]] == [("ours", "80.25"), ("baseline", "1.5")]
 
 
+def test_changed_settings_that_are_numbers_stay_numbers():
+    changed = [("a", "-1.0", "-2.5e-07"), ("b", "+1", "-1+cmd|' /C calc'!A0")]  # settings arrive as text
+    rows = [list(row.values()) for row in read(csv_files(replace(EMPTY, changed=changed), [])["changed"])]
+    assert rows == [["a", "-1.0", "-2.5e-07"], ["b", "+1", "'-1+cmd|' /C calc'!A0"]]
+
+
 def test_no_text_is_a_formula_and_numbers_stay_numbers():
     text = csv_text(["=A1"], [['=HYPERLINK("http://x")'], ["@SUM(A1)"], ["a,b\n"], [-1.5]])
     assert list(csv.reader(io.StringIO(text, newline=""))) == [

@@ -20,9 +20,14 @@ class Axis:
         return self.first, self.first + (size - 1) * self.step
 
     def range_in_words(self, size: int) -> str:
-        """Such as "x from 10 to 0"."""
+        """Such as "10 to 0"."""
         first, last = self.ends(size)
-        return f"{self.name} from {first:.3g} to {last:.3g}"
+        return f"{first:.3g} to {last:.3g}"
+
+    def places_in_words(self, size: int) -> str:
+        """Such as "t = 3, 3.2", or "t = 3, 3.2, …, 4.4" of more than three."""
+        places = [f"{self.first + i * self.step:.3g}" for i in range(size)]
+        return f"{self.name} = {', '.join(places if size <= 3 else [*places[:2], '…', places[-1]])}"
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,11 @@ class Coordinates:
             return ""
         shown = (self.state, self.state) if self.state else (height, width)
         down, across = (axis.range_in_words(n) for axis, n in zip((self.rows, self.columns), shown, strict=True))
-        line = f"down: {down}, across: {across}"
+        between = ", " if down == across else f", {down}; "
+        line = f"down {self.rows.name}{between}across {self.columns.name}, {across}"
         if self.state and self.time is not None:
             states = (height // self.state) * (width // self.state)
-            line += f"; states: {self.time.range_in_words(states)}"
+            line += f"; states at {self.time.places_in_words(states)}"
         return line
 
 

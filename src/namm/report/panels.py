@@ -14,8 +14,8 @@ import matplotlib as mpl
 import numpy as np
 
 from namm.report.contents import Contents
-from namm.report.figures.base import DEVIATIONS, VALUES, Array
-from namm.report.figures.samples import Block, grids_block, image_block, mirror_blocks, residual_block
+from namm.report.figures.base import DEVIATIONS, VALUES, Array, Block
+from namm.report.figures.samples import grids_block, image_block, mirror_blocks, residual_block
 
 LARGEST = 2.0**15
 """What the largest value of a picture is scaled to: a power of two below the largest half, 65504."""

@@ -43,7 +43,15 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) and not _is_number(value) else value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _table(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:

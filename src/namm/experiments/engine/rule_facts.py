@@ -8,7 +8,7 @@ Nothing is needed of namm's own rules: they are built from the settings. Runs of
 
 import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from namm.constraints import Constraint, DivergenceFree
-from namm.constraints.burgers import Burgers
+from namm.constraints import Constraint
 from namm.datasets.readers import read_arrays
 from namm.errors import RunFolderError, UntrustedRuleError
 from namm.experiments.engine import build
@@ -27,7 +26,7 @@ from namm.files import write_atomically, write_json
 from namm.generative.sample_file import SampleFile
 from namm.reading import REASON, damage_as, load_json
 from namm.report.figures import View
-from namm.report.figures.views import RAW, VELOCITY, vorticity_view
+from namm.report.figures.views import shown_of, view_named
 
 FACTS, RESIDUALS = "rule.json", "residuals.npz"
 FIRST, WORST = "first", "worst"
@@ -60,9 +59,7 @@ class RuleFacts:
     @property
     def view(self) -> View:
         """How images are shown."""
-        if self.shows == "vorticity":
-            return vorticity_view(self.size, self.extent)
-        return VELOCITY if self.shows == "velocity" else RAW
+        return view_named(self.shows, self.size, self.extent)
 
     @torch.no_grad()
     def residual_pictures(self, key: str, images: Tensor) -> NDArray[Any] | None:
@@ -77,12 +74,7 @@ class RuleFacts:
 
 def facts_of(rule: Constraint) -> RuleFacts:
     """What is known of a rule that may be run."""
-    shows: dict[str, Any] = {}
-    if isinstance(rule, Burgers):
-        shows = {"shows": "velocity"}
-    elif isinstance(rule, DivergenceFree):
-        shows = {"shows": "vorticity", "size": rule.size, "extent": rule.extent}
-    return RuleFacts(rule.name, rule.has_residual, rule.has_project, rule=rule, **shows)
+    return RuleFacts(rule.name, rule.has_residual, rule.has_project, rule=rule, **asdict(shown_of(rule)))
 
 
 def samples_shown(samples: SampleFile) -> Iterator[tuple[str, NDArray[Any]]]:

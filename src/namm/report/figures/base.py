@@ -9,7 +9,7 @@ the page is a telephone, on a transparent ground, in the ink of a light or of a 
 """
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +114,29 @@ def require_finite(values: Array, what: str) -> Array:
 
 
 # Pictures
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of pictures that share one scale of colours."""
+
+    names: Sequence[str]  # of the rows
+    rows: Sequence[Array]  # (K, H, W) each, or (K, H, W, 4) in colour
+    label: str  # what a pixel is
+    symbol: str = ""  # the same in short
+    signed: bool = False
+    captions: Sequence[Sequence[str]] = ()  # of each row, one for each picture
+    offset: tuple[float, float] = (0.0, 0.0)  # where in an image their first pixel lies
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the scale."""
+        return limits(np.concatenate([row.ravel() for row in self.rows]), self.signed)
+
+
+def distance_captions(distances: Iterable[float]) -> list[str]:
+    """ℓ of each picture of a row, to stand above it."""
+    return [f"ℓ {format_number(distance, '.2g')}" for distance in distances]
 
 
 def limits(values: Array, signed: bool) -> tuple[float, float]:

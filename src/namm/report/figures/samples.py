@@ -9,9 +9,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from namm.errors import DataError
-from namm.formatting import format_number
 from namm.report.figures import base
-from namm.report.figures.base import BAR, BASELINE_COLOUR, DEVIATIONS, OURS_COLOUR, RAW, VALUES, WIDTH, Array, View
+from namm.report.figures.base import (
+    BAR,
+    BASELINE_COLOUR,
+    DEVIATIONS,
+    OURS_COLOUR,
+    RAW,
+    VALUES,
+    WIDTH,
+    Array,
+    Block,
+    View,
+    distance_captions,
+)
 
 PANEL = 3.2  # inches that a picture of the worst image takes
 
@@ -27,27 +38,9 @@ class Method:
     residuals: Array | None = None  # of those to be shown, (K, C′, H′, W′) or (K, C′, 1, 1), if there are such pictures
 
 
-@dataclass(frozen=True)
-class Block:
-    """Rows of pictures that share one scale of colours."""
-
-    names: Sequence[str]  # of the rows
-    rows: Sequence[Array]  # (K, H, W) each
-    label: str  # what a pixel is
-    symbol: str  # the same in short
-    signed: bool
-    captions: Sequence[Sequence[str]] = ()  # of each row, one for each picture
-    offset: tuple[float, float] = (0.0, 0.0)  # where in an image their first pixel lies
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Ends of the scale."""
-        return base.limits(np.concatenate([row.ravel() for row in self.rows]), self.signed)
-
-
 def image_block(methods: Sequence[Method], view: View) -> Block:
     """What is seen of the methods' images, each with its ℓ."""
-    captions = [[f"ℓ {format_number(distance, '.2g')}" for distance in method.shown_distances] for method in methods]
+    captions = [distance_captions(method.shown_distances) for method in methods]
     rows = [_pictures(method, view) for method in methods]
     return Block(_names(methods), rows, view.label, view.symbol, view.signed, captions)
 

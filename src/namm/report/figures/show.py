@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from namm.datasets.batches import Images, check_images, to_tensor
 from namm.errors import DataError, UsageError
 from namm.formatting import format_number
 from namm.report.figures import base
-from namm.report.figures.base import Array, View
+from namm.report.figures.base import Array, Block, View, distance_captions
 from namm.report.figures.views import view_of
 
 LARGEST = 200
@@ -27,16 +27,6 @@ LETTERS = 12
 OVERSHOOT = 0.25
 """How far beyond [0, 1] colours may lie that are still shown as they are, clipped."""
 COLOURS = 3  # channels
-
-
-@dataclass(frozen=True)
-class Block:
-    """Rows of pictures that share one scale of colours."""
-
-    rows: Sequence[Array]  # (K, H, W) each, or (K, H, W, 4) in colour
-    label: str
-    signed: bool = False
-    captions: Sequence[Sequence[str]] = field(default=())
 
 
 def show(
@@ -72,13 +62,13 @@ def show(
     }
     names = [name if start == 0 else "" for name, start in parts]
     rows = list(parts.values())
-    blocks = _blocks([x.cpu().numpy() for x in rows], view or view_of(law))
+    blocks = _blocks(names, [x.cpu().numpy() for x in rows], view or view_of(law))
     if law is not None:
         blocks[0] = replace(blocks[0], captions=_captions(rows, law))
         residuals = _residuals(rows, law)
-        blocks += [] if residuals is None else [Block(residuals, "residual", signed=True)]
+        blocks += [] if residuals is None else [Block(names, residuals, "residual", signed=True)]
     with base.look():
-        return _draw(blocks, names, columns)
+        return _draw(blocks, columns)
 
 
 def _checked(sets: Mapping[str, Images]) -> dict[str, torch.Tensor]:
@@ -106,17 +96,17 @@ def _checked(sets: Mapping[str, Images]) -> dict[str, torch.Tensor]:
 # What is drawn
 
 
-def _blocks(rows: Sequence[Array], view: View | Callable[[Array], Array] | None) -> list[Block]:
+def _blocks(names: Sequence[str], rows: Sequence[Array], view: View | Callable[[Array], Array] | None) -> list[Block]:
     """The pictures of rows of images (K, C, H, W): one block, or one for each channel."""
     channels = rows[0].shape[1]
     if view is not None:
         view = view if isinstance(view, View) else View(view, "")
-        return [Block([_viewed(row, view) for row in rows], view.label, view.signed)]
+        return [Block(names, [_viewed(row, view) for row in rows], view.label, signed=view.signed)]
     if channels == COLOURS:
-        return [_coloured(rows)]
+        return [_coloured(names, rows)]
     if channels == 1:
-        return [Block([row[:, 0] for row in rows], base.RAW.label)]
-    return [Block([row[:, c] for row in rows], f"channel {c}") for c in range(channels)]
+        return [Block(names, [row[:, 0] for row in rows], base.RAW.label)]
+    return [Block(names, [row[:, c] for row in rows], f"channel {c}") for c in range(channels)]
 
 
 def _viewed(row: Array, view: View) -> Array:
@@ -126,7 +116,7 @@ def _viewed(row: Array, view: View) -> Array:
     return base.require_finite(pictures, "what the view makes of the images")
 
 
-def _coloured(rows: Sequence[Array]) -> Block:
+def _coloured(names: Sequence[str], rows: Sequence[Array]) -> Block:
     """Three channels as red, green and blue, opaque: as they are where they lie in [0, 1], else on one scale."""
     values = np.concatenate(rows)
     low, high = (0.0, 1.0)
@@ -134,13 +124,13 @@ def _coloured(rows: Sequence[Array]) -> Block:
         low, high = base.limits(values, signed=False)
     scaled = [((row - low) / (high - low)).clip(0, 1).transpose(0, 2, 3, 1) for row in rows]
     opaque = [np.concatenate([each, np.ones_like(each[..., :1])], axis=-1) for each in scaled]
-    return Block(opaque, f"red, green, blue: {format_number(low, '.2g')} to {format_number(high, '.2g')}")
+    return Block(names, opaque, f"red, green, blue: {format_number(low, '.2g')} to {format_number(high, '.2g')}")
 
 
 @torch.no_grad()
 def _captions(rows: Sequence[torch.Tensor], rule: Constraint) -> list[list[str]]:
     """ℓ of every image."""
-    return [[f"ℓ {format_number(distance, '.2g')}" for distance in rule(row).tolist()] for row in rows]
+    return [distance_captions(rule(row).tolist()) for row in rows]
 
 
 @torch.no_grad()
@@ -158,7 +148,7 @@ def _residuals(rows: Sequence[torch.Tensor], rule: Constraint) -> list[Array] | 
 # Drawing
 
 
-def _draw(blocks: Sequence[Block], names: Sequence[str], columns: int) -> Figure:
+def _draw(blocks: Sequence[Block], columns: int) -> Figure:
     """All blocks below each other, a row of pictures on each axes."""
     cell = min(LARGE, WIDEST / columns)
     heights = [
@@ -166,7 +156,8 @@ def _draw(blocks: Sequence[Block], names: Sequence[str], columns: int) -> Figure
         for block in blocks
         for row in block.rows
     ]
-    names = [textwrap.fill(name, max(4, int(LETTERS * height))) for name, height in zip(names, heights, strict=False)]
+    lines = zip(blocks[0].names, heights, strict=False)
+    names = [textwrap.fill(name, max(4, int(LETTERS * height))) for name, height in lines]
     figure = base.new_figure(sum(heights) + CAPTION, max(cell * columns, 2.0) + base.BAR)
     axes = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
     for number, block in enumerate(blocks):

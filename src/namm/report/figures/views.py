@@ -1,5 +1,7 @@
 """What people look at of images under namm's own rules."""
 
+from dataclasses import dataclass
+
 import torch
 
 from namm.constraints import Burgers, Constraint, DivergenceFree
@@ -7,6 +9,40 @@ from namm.report.figures.base import RAW, Array, View
 from namm.simulators.fluid import cut, lay_out, vorticity
 
 VELOCITY = View(label="velocity u", symbol="u")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is shown of a rule's images, as plain values.
+
+    Attributes:
+        shows: "image", "velocity" or "vorticity".
+        size, extent: A state's points and length along a side, where its vorticity is shown.
+    """
+
+    shows: str = "image"
+    size: int = 0
+    extent: float = 0.0
+
+
+def shown_of(rule: Constraint | None) -> Shown:
+    """What people look at under a rule of namm's own; the image under any other."""
+    if isinstance(rule, Burgers):
+        return Shown("velocity")
+    return Shown("vorticity", rule.size, rule.extent) if isinstance(rule, DivergenceFree) else Shown()
+
+
+def view_named(shows: str, size: int = 0, extent: float = 0.0) -> View:
+    """The view that a `Shown` with these values names."""
+    if shows == "vorticity":
+        return vorticity_view(size, extent)
+    return VELOCITY if shows == "velocity" else RAW
+
+
+def view_of(rule: Constraint | None) -> View | None:
+    """How images are looked at under a rule of namm's own; None where that is the image itself."""
+    shown = shown_of(rule)
+    return None if shown == Shown() else view_named(shown.shows, shown.size, shown.extent)
 
 
 def vorticity_view(size: int, extent: float) -> View:
@@ -17,13 +53,3 @@ def vorticity_view(size: int, extent: float) -> View:
         return lay_out(vorticity(states, extent / size).unsqueeze(-3))[:, 0].numpy()
 
     return View(rotation, "vorticity ∂v/∂x − ∂u/∂y", "ω", signed=True)
-
-
-def view_of(rule: Constraint | None) -> View | None:
-    """How images are looked at under a rule of namm's own; None under any other."""
-    if isinstance(rule, Burgers):
-        return VELOCITY
-    return vorticity_view(rule.size, rule.extent) if isinstance(rule, DivergenceFree) else None
-
-
-__all__ = ["RAW", "VELOCITY", "view_of", "vorticity_view"]

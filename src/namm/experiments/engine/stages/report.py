@@ -285,10 +285,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _rule_in_words(data: Data) -> str:
-    """What the images are and what they obey."""
-    images, rule = ((type(part).__doc__ or "").strip() for part in (data, data.rule))
-    numbers = ", ".join(f"{name} {value}" for name, value in plain(data.rule).items() if value != "")
-    return f"The images: {images} The rule: {rule} Its numbers: {numbers}."
+    """What the images are and what they obey, without the marks of code; settings.yaml has every digit."""
+    images, rule = ((type(part).__doc__ or "").strip().replace("`", "") for part in (data, data.rule))
+    known = {name: value for name, value in plain(data.rule).items() if value not in ("", None)}
+    numbers = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in known.items())
+    return f"The images: {images} The rule: {rule}" + (f" Its numbers: {numbers}." if numbers else "")
 
 
 def _date(stamp: str | None) -> str:
