@@ -177,14 +177,12 @@ QUICK = CounterTraining(4000, 200, "2500 steps", 64, 50)
 def _finetuned_longer(settings: Settings) -> Settings:
     """Samples show a wrong number of galaxies, of which errors of σ_max say nothing: f learns it in finetuning.
 
-    Squared errors in the cycle loss keep it from doing so by dimming every galaxy, and twice as many samples from
-    learning these by heart.
+    Squared errors in the cycle loss keep it from doing so by dimming every galaxy.
     """
     finetune = settings.finetune
     weights = replace(finetune.weights, constraint=30.0, squared=20.0)
     train = replace(finetune.train, budget="700 steps", learning_rate=8e-4)
-    samples = replace(settings.samples, n=2 * settings.samples.n, n_val=2 * settings.samples.n_val)
-    return replace(settings, samples=samples, finetune=replace(finetune, weights=weights, train=train))
+    return replace(settings, finetune=replace(finetune, weights=weights, train=train))
 
 
 EXPERIMENT = Experiment(
@@ -193,7 +191,7 @@ EXPERIMENT = Experiment(
     CountRule,
     presets={
         "demo": _finetuned_longer(
-            recipes.demo(CountData(2048, 256, 1024, size=32, radius=0.5, counter_training=QUICK), model="1600 steps")
+            recipes.demo(CountData(2048, 256, 1024, size=32, radius=0.5, counter_training=QUICK))
         ),
         "gpu": recipes.gpu(CountData(10_000, 500, 5000), share=4),
         "paper": recipes.paper(
