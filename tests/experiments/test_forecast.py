@@ -77,7 +77,7 @@ def test_equal_compute_goes_by_whole_costs(tiny_preset, data_run):
     assert stages["dm"].seconds == pytest.approx(50 + 100 + 5 + 100)
 
 
-@pytest.mark.parametrize("stage", ["map", "mdm", "finetune", "dm", "mvae", "vae"])
+@pytest.mark.parametrize("stage", ["map", "mdm", "finetune", "dm", "few", "mvae", "vae"])
 def test_every_training_is_rehearsed(tiny_preset, stage):
     train = replace(tiny_preset.settings.mdm.train, budget="6 steps")
     seconds, basis = Rehearsal(tiny_preset.settings).seconds(stage, train)

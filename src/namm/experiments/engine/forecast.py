@@ -305,7 +305,7 @@ class Rehearsal:
                 return MapObjective(self._mirror, self._rule, regulariser=build_models.regulariser(s.map), **how)
             mirror = build_models.mirror(s.map, self._images(2)).to(self.device)  # of its own: g is frozen in it
             return FinetuneObjective(mirror, self._rule, **how)
-        if stage in ("mdm", "dm", *AUTOENCODERS):
+        if stage in ("mdm", "dm", "few", *AUTOENCODERS):
             return ModelObjective(untrained(stage, s, self.shape))
         return None
 
