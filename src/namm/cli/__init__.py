@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from namm._version import __version__
@@ -118,6 +119,10 @@ def _run(command: str, arguments: list[str]) -> int:
         if about.computes:
             device, arguments = _without_device(arguments)
             if device is not None and not {*HELP, HELP_ALL} & {*arguments}:
+                if ("--on", "slurm") in pairwise(arguments) or "--on=slurm" in arguments:
+                    raise UsageError(
+                        f"{DEVICE} is not for --on slurm, which gives each job its devices: --slurm gpus_per_node=1."
+                    )
                 from namm.experiments.engine.device import computing_on
 
                 stack.enter_context(computing_on(device))
