@@ -39,6 +39,12 @@ def test_help_fits_a_screen(call, capsys):
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.parametrize("command", ["run", "train", "sweep", "data"])
+def test_help_that_leaves_settings_out_says_where_they_are(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert "--help-all" in capsys.readouterr().out
+
+
 @dataclass(frozen=True)
 class Sizes:
     depth: int = 3
