@@ -132,7 +132,7 @@ def test_burgers_with_the_authors_scheme(check, tmp_path):
         (["flux", "flux.npy", "--layout", "NCWH"], 2, "NCHW"),
         (["flux", "flux.npy", "--layout", "NCHW", "--totl", "3"], 2, "--total"),
         (["count", "flux.npy", "--layout", "NCHW"], 2, "`namm train counter -o counter.safetensors`"),
-        (["--total", "3"], 2, "which constraint?"),
+        (["--total", "3"], 2, "which rule? Its name comes first: namm check RULE FILE."),
         (["my_rules:symetric", "flux.npy", "--layout", "NCHW"], 2, "Did you mean 'symmetric'?"),
         (["my_rules:number", "flux.npy", "--layout", "NCHW"], 2, "my_rules:number is 3"),
         (["my_rules:Needy", "flux.npy", "--layout", "NCHW"], 2, "cannot be made without arguments"),

@@ -59,7 +59,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is n
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["s"], ["sweep", "sample", "status"]),
+        (["s"], ["sweep", "sample", "status", "studio"]),
         (["run", "b"], ["burgers"]),
         (["run", "burgers", "--until", "m"], ["map", "mdm", "mvae"]),
         (["run", "burgers", "--map.train.bu"], ["--map.train.budget"]),
@@ -69,6 +69,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is n
         (["train", "f"], ["finetune", "few"]),
         (["train", "map", "fl"], ["flux"]),
         (["status", ""], ["first", r"sec\ ond\$\(touch\ mark\)"]),
+        (["studio", "f"], ["first"]),
         (["evaluate", "first", "s"], [r"sec\ ond\$\(touch\ mark\)"]),
         (["repair", "first", "--la"], ["--layout"]),
         (["repair", "first", "x.npy", "--layout", ""], ["NCHW", "NHWC"]),
@@ -79,6 +80,13 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is n
 )
 def test_bash(complete, words, offered):
     assert complete(*words) == offered
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_runs_are_offered_where_the_usage_names_one(command, capsys):
+    main([command, "--help"])
+    usage, _, _ = capsys.readouterr().out.partition("\n\n")
+    assert COMMANDS[command].takes_run == bool(re.search(r"\bRUN\b", usage))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

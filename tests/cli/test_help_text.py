@@ -1,7 +1,7 @@
 """Help: a screen for every command, the words of the options themselves, and everything where it is asked for."""
 
 import re
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Literal
 
 import pytest
@@ -39,6 +39,12 @@ def test_help_fits_a_screen(call, capsys):
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.parametrize("command", ["run", "train", "sweep", "data"])
+def test_help_that_leaves_settings_out_says_where_they_are(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert "--help-all" in capsys.readouterr().out
+
+
 @dataclass(frozen=True)
 class Sizes:
     depth: int = 3
@@ -57,6 +63,8 @@ class Example(ImageFile):
     """Be fast."""
     flipped: bool = True
     """Whether rows run down."""
+    shown: bool = field(default_factory=lambda: True)
+    """Show it."""
     kind: Literal["a", "b"] | None = None
     """Which kind; both are good."""
     rates: tuple[float, ...] = (0.5, 1e-3)
@@ -70,6 +78,7 @@ def test_options_as_a_person_types_them():
     assert rows["place"] == ("PLACE", "Where [here]")
     assert rows["fast"] == ("--fast", "Be fast")
     assert rows["flipped"] == ("--flipped, --no-flipped", "Whether rows run down [True]")
+    assert rows["shown"] == ("--shown, --no-shown", "Show it [True]")
     assert rows["kind"] == ("--kind a|b", "Which kind; both are good")
     assert rows["rates"] == ("--rates X ...", "Several [0.5 0.001]")
     assert rows["out"] == ("-o, --out PATH", "Where the figures go as JSON")  # inherited

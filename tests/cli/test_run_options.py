@@ -36,6 +36,7 @@ def test_a_seed_draws_everything_anew_and_single_ones_can_be_changed():
         ("gpu", None, "takes cpu, cuda or cuda:N"),
         ("cuda:-1", None, "takes cpu, cuda or cuda:N"),
         ("cuda:2", "4,5", "shows 2 GPUs here"),
+        ("cuda:1", "", "is empty, which hides all GPUs"),
         ("cuda:99", None, "is not there"),
     ],
 )
@@ -59,6 +60,9 @@ def test_a_device_on_the_command_line(namm):
     assert namm("data", "flux", "--device", "mps")[0] == 2
     assert "needs a value" in namm("data", "flux", "--device")[1]
     assert "given twice" in namm("data", "flux", "--device", "cpu", "--device=cpu")[1]
+    for on in (["--on", "slurm"], ["--on=slurm"]):
+        code, said = namm("sweep", "burgers", "--seeds", "0", "--device", "cuda", *on)
+        assert (code, "gives each job its devices" in said) == (2, True)
     code, said = namm("data", "periodic", "--device=cpu", "--n-train", "2", "--n-val", "0", "--n-test", "0")
     assert code == 0, said
 

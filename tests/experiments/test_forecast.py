@@ -8,9 +8,11 @@ from torch import nn
 
 from namm.errors import UsageError
 from namm.experiments.engine import forecast as forecast_module
-from namm.experiments.engine.folder import read_record, write_record
+from namm.experiments.engine.folder import Record, read_record, write_record
 from namm.experiments.engine.forecast import Rehearsal, _counting_saved, forecast
 from namm.experiments.engine.run import run
+from namm.experiments.engine.stages import stage_keys
+from namm.weights_file import write_weights
 
 
 def listing(folder):
@@ -50,6 +52,37 @@ def test_a_run_of_the_same_settings_beside_it_knows_better(tiny_preset, data_run
     other = replace(tiny_preset.settings, data=replace(tiny_preset.settings.data, seed=9))
     data, *_ = forecast(replace(tiny_preset, settings=other), data_run.with_name("two"), "data").stages
     assert "rehearsed" in data.basis
+
+
+def test_equal_compute_goes_by_whole_costs(tiny_preset, data_run):
+    """Of a training at step 900 of 1000, 10 of 100 seconds are left; the others are done, here or beside it."""
+    keys = stage_keys(tiny_preset.settings)
+
+    def keep(run, stage, **facts):
+        (data_run.with_name(run) / stage).mkdir(parents=True)
+        write_record(data_run.with_name(run) / stage, Record(stage, keys[stage], {}, {}, **facts))
+
+    keep("one", "map", status="complete", seconds=70.0, compute_seconds=50.0)
+    keep("one", "samples", status="complete", seconds=9.0, compute_seconds=5.0)
+    keep("other", "finetune", status="complete", seconds=400.0, compute_seconds=100.0)
+    keep("one", "mdm")
+    training = data_run / "mdm" / "training"
+    (training / "checkpoints").mkdir(parents=True)
+    facts = {"step": 900, "total": 1000}
+    write_weights(training / "checkpoints" / "step-000000900.safetensors", {}, {"facts": facts})
+    (training / "metrics.jsonl").write_text('{"step": 900, "seconds": 90.0}\n')
+    stages = {each.stage: each for each in forecast(tiny_preset, data_run, "dm").stages}
+    assert (stages["mdm"].state, stages["mdm"].seconds) == ("goes on at step 900 of 1000", pytest.approx(10))
+    assert stages["finetune"].seconds == 400
+    assert stages["dm"].seconds == pytest.approx(50 + 100 + 5 + 100)
+
+
+@pytest.mark.parametrize("stage", ["map", "mdm", "finetune", "dm", "few", "mvae", "vae"])
+def test_every_training_is_rehearsed(tiny_preset, stage):
+    train = replace(tiny_preset.settings.mdm.train, budget="6 steps")
+    seconds, basis = Rehearsal(tiny_preset.settings).seconds(stage, train)
+    assert seconds is not None
+    assert basis.startswith("rehearsed: 6 steps")
 
 
 def test_budgets_in_minutes_are_what_they_say(tiny_preset, tmp_path):

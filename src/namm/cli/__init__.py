@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from namm._version import __version__
@@ -21,12 +22,16 @@ from namm.experiments.engine.processes import rank_zero_output
 
 
 class Command(NamedTuple):
-    """What a command does, and whether it goes on with what it had begun, may run a user's own rule, and computes."""
+    """What a command does, and whether it goes on with what it had begun, may run a user's own rule, and computes.
+
+    `takes_run` says whether names of runs may follow it.
+    """
 
     summary: str
     resumes: bool = False
     trusts: bool = False
     computes: bool = False
+    takes_run: bool = False
 
 
 COMMANDS = {
@@ -35,17 +40,17 @@ COMMANDS = {
     "sweep": Command("run an experiment with many settings, and gather one table", True, True, True),
     "paper": Command("make a table or figure of the paper, running what is missing", resumes=True, computes=True),
     "train": Command("train one thing of an experiment, or the network that counts", True, True, True),
-    "sample": Command("draw samples from a run's model into an HDF5 file", True, True, True),
-    "repair": Command("mend any model's images by a run's map, f(g(x)), and judge them", False, True, True),
-    "assimilate": Command("sample the images behind noisy, partial observations", True, True, True),
-    "evaluate": Command("compare a run's samples, or any images, with data", False, True, True),
-    "export": Command("save a run's model and maps as a pipeline of diffusers", trusts=True),
+    "sample": Command("draw samples from a run's model into an HDF5 file", True, True, True, True),
+    "repair": Command("mend any model's images by a run's map, f(g(x)), and judge them", False, True, True, True),
+    "assimilate": Command("sample the images behind noisy, partial observations", True, True, True, True),
+    "evaluate": Command("compare a run's samples, or any images, with data", False, True, True, True),
+    "export": Command("save a run's model and maps as a pipeline of diffusers", trusts=True, takes_run=True),
     "list": Command("show the runs in a folder"),
-    "status": Command("show the stages of a run"),
-    "trust": Command("show the Python code of a run's rule, and allow it"),
-    "report": Command("write what a run found as one HTML file", trusts=True),
+    "status": Command("show the stages of a run", takes_run=True),
+    "trust": Command("show the Python code of a run's rule, and allow it", takes_run=True),
+    "report": Command("write what a run found as one HTML file", trusts=True, takes_run=True),
     "studio": Command(
-        "play with a finished run on a local page: samples, mirror space, observations", trusts=True, computes=True
+        "play with a finished run on a local page: samples, mirror space, observations", False, True, True, True
     ),
     "data": Command("draw a dataset into an HDF5 file", resumes=True, computes=True),
     "import": Command("turn a checkpoint of the official code into networks of ours"),
@@ -114,6 +119,10 @@ def _run(command: str, arguments: list[str]) -> int:
         if about.computes:
             device, arguments = _without_device(arguments)
             if device is not None and not {*HELP, HELP_ALL} & {*arguments}:
+                if ("--on", "slurm") in pairwise(arguments) or "--on=slurm" in arguments:
+                    raise UsageError(
+                        f"{DEVICE} is not for --on slurm, which gives each job its devices: --slurm gpus_per_node=1."
+                    )
                 from namm.experiments.engine.device import computing_on
 
                 stack.enter_context(computing_on(device))

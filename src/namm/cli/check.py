@@ -55,7 +55,7 @@ def usage() -> str:
 
 def main(arguments: list[str]) -> None:
     """Check a rule on a file of images."""
-    question = "which constraint? Its name comes first: namm check CONSTRAINT FILE."
+    question = "which rule? Its name comes first: namm check RULE FILE."
     name, rest = require_first(arguments, usage(), question)
     options = parse_with_rule(Check, rest, f"namm check {name}", rule_settings(name, file_among(rest)), usage())
     if options.out is not None and not options.out.suffix:

@@ -25,7 +25,7 @@ from namm.experiments.sweeps.cell import Where
 from namm.precision import Precision
 
 Shell = Literal["bash", "zsh", "fish"]
-TAKE_RUNS = ("sample", "repair", "assimilate", "evaluate", "export", "status", "trust", "report")
+TAKE_RUNS = [name for name, about in COMMANDS.items() if about.takes_run]
 VALUES: dict[str, Sequence[str]] = {
     "--preset": [*PRESETS],
     "--until": [*STAGES],

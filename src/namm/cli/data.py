@@ -17,7 +17,8 @@ def usage() -> str:
         {
             "NAME": ", ".join(f"{each.dataset} (or {each.name})" if each.dataset else each.name for each in known),
             "--out FILE": "where to write (default: NAME.h5)",
-            "--SETTING": "sizes, seed and every generating parameter; `namm data NAME --help` lists them",
+            "--SETTING": "sizes, seed and every generating parameter; `namm data NAME --help` shows them, "
+            "`namm data NAME --help-all` says all of each",
         },
     )
 

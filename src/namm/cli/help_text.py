@@ -8,7 +8,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, reduce
 from itertools import pairwise
 from pathlib import Path
@@ -79,7 +79,7 @@ def list_options(kind: type, default: Any = None) -> list[Option]:
     for each in fields(kind):
         hint, notes = _bare(hints[each.name])
         said = {name: value for note in notes for name, value in getattr(note, "__dict__", {}).items() if value}
-        value = each.default if default is None else getattr(default, each.name)
+        value = _default(each) if default is None else getattr(default, each.name)
         if is_dataclass(value):  # settings of their own, which --help-all lists
             continue
         option = f"--{each.name.replace('_', '-')}"
@@ -91,6 +91,11 @@ def list_options(kind: type, default: Any = None) -> list[Option]:
         about = first_sentence(said.get("help") or docs.get(each.name, ""))
         listed.append(Option(each.name, written, about, _shown(value)))
     return listed
+
+
+def _default(of: Field[Any]) -> Any:
+    """What a field is where it is not given, as things are here and now; MISSING where it must be."""
+    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 def _bare(hint: Any) -> tuple[Any, list[Any]]:

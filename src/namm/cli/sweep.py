@@ -48,7 +48,8 @@ def usage() -> str:
         "           [--on here|local|slurm] [--retry] [--out DIR] [options and settings of `namm run`]",
         "Run an experiment with every combination of values, each in a folder of its own, and gather one table. What "
         "is complete is not run again; a cell that fails is reported and the others stand. All options that are not "
-        "here are as for `namm run` (`namm run --help`) and the same for all cells.",
+        "here are as for `namm run` (`namm run --help`) and the same for all cells; `namm sweep NAME --help-all` lists "
+        "every setting.",
         {
             "NAME": ", ".join(EXPERIMENTS),
             "--vary": "a setting and its values, as in --vary map.sigma_max=0.05,0.1,0.2; of several such, the "

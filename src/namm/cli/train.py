@@ -34,7 +34,12 @@ def usage() -> str:
         "namm train counter [-o FILE] [options]",
         "Train one thing of an experiment and whatever it needs that is not there yet: the same as "
         "`namm run NAME --until WHAT`, with its options (`namm run --help`). Interrupted, it goes on.",
-        {**TARGETS, "NAME": ", ".join(EXPERIMENTS)},
+        {
+            **TARGETS,
+            "NAME": ", ".join(EXPERIMENTS),
+            "--SETTING": "any setting; `namm train WHAT NAME --help` shows the usual ones, "
+            "`namm train WHAT NAME --help-all` all",
+        },
     )
 
 

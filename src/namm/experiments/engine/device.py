@@ -47,6 +47,8 @@ def _visible(name: str, before: str | None) -> str | None:
     known = None if before is None else [gpu.strip() for gpu in before.split(",") if gpu.strip()]
     if known is None:
         return match[1]
+    if not known:
+        raise UsageError(f"--device {name}: {VISIBLE} is empty, which hides all GPUs: unset it, or take --device cpu.")
     if int(match[1]) >= len(known):
         raise UsageError(f"--device {name}: {VISIBLE} shows {len(known)} GPUs here, the first of which is cuda:0.")
     return known[int(match[1])]

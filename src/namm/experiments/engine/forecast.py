@@ -68,12 +68,16 @@ TIMED = "rehearsed"
 
 @dataclass(frozen=True)
 class Expected:
-    """A stage: whether it is done, how many seconds it would take, if that is known, and where that is known from."""
+    """A stage: whether it is done, how many seconds it would take, if that is known, and where that is known from.
+
+    `whole` is what all of it costs in seconds of compute, also where a part is done: what equal compute goes by.
+    """
 
     stage: str
     state: str
-    seconds: float | None = None
-    basis: str = ""
+    seconds: float | None
+    basis: str
+    whole: float | None
 
 
 @dataclass(frozen=True)
@@ -137,15 +141,21 @@ def _on_record(stage: str, key: str, run: Path) -> Expected | None:
         if record is None:
             continue
         if record.is_complete(folder):
-            return Expected(stage, "done", record.compute_seconds or record.seconds, "its record")
+            return Expected(stage, "done", _cost(record), "its record", _cost(record))
         if (steps := steps_made(folder)) is not None and (pace := _logged_pace(folder)) is not None:
             made, planned = steps
-            return Expected(stage, f"goes on at step {made} of {planned}", pace * (planned - made), "its log")
+            left, whole = pace * (planned - made), pace * planned
+            return Expected(stage, f"goes on at step {made} of {planned}", left, "its log", whole)
     for folder in sorted(run.parent.glob(f"*/{stage}")):
         record = _record(folder, key) if folder.parent != run else None
         if record is not None and record.is_complete(folder):
-            return Expected(stage, "to do", record.seconds, f"the same in {folder.parent}")
+            return Expected(stage, "to do", record.seconds, f"the same in {folder.parent}", _cost(record))
     return None
+
+
+def _cost(record: Record) -> float:
+    """Seconds of compute of a stage; of one that counts none, all its seconds."""
+    return record.compute_seconds or record.seconds
 
 
 def _record(folder: Path, key: str) -> Record | None:
@@ -175,14 +185,14 @@ def _by_settings(stage: str, rehearsal: "Rehearsal", known: Mapping[str, Expecte
     train: TrainSettings | None = getattr(parts.get(stage, getattr(settings, stage, None)), "train", None)
     equal = {"dm": EQUAL_COMPUTE if settings.dm.equal_compute else (), "vae": ("map", "mvae")}.get(stage, ())
     if equal:
-        costs = [known[name].seconds for name in equal]
+        costs = [known[name].whole for name in equal]
         total = None if None in costs else sum(cost for cost in costs if cost is not None)
-        return Expected(stage, "to do", total, f"equal compute: {', '.join(equal)}")
+        return Expected(stage, "to do", total, f"equal compute: {', '.join(equal)}", total)
     if train is not None and (seconds := Budget.parse(train.budget).seconds) is not None:
         rehearsal.step(stage, train)  # for its memory
-        return Expected(stage, "to do", seconds, f"its budget, {train.budget}")
+        return Expected(stage, "to do", seconds, f"its budget, {train.budget}", seconds)
     seconds, basis = rehearsal.seconds(stage, train)
-    return Expected(stage, "to do", seconds, basis)
+    return Expected(stage, "to do", seconds, basis, seconds)
 
 
 class Rehearsal:
@@ -295,7 +305,7 @@ class Rehearsal:
                 return MapObjective(self._mirror, self._rule, regulariser=build_models.regulariser(s.map), **how)
             mirror = build_models.mirror(s.map, self._images(2)).to(self.device)  # of its own: g is frozen in it
             return FinetuneObjective(mirror, self._rule, **how)
-        if stage in ("mdm", "dm", *AUTOENCODERS):
+        if stage in ("mdm", "dm", "few", *AUTOENCODERS):
             return ModelObjective(untrained(stage, s, self.shape))
         return None
 
