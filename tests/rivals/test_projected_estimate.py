@@ -60,3 +60,15 @@ def test_independent_pixels_get_the_law_given_the_rule():
 def test_a_curved_rule_holds_exactly_in_the_end():
     x = ProjectedEstimate().sample(model_of(CORRELATED), SPHERE, 64, sampler=DPMSolver(10), generator=0)
     assert SPHERE(x).max() < 1e-5
+
+
+def test_a_sample_that_diverges_leaves_the_others_as_they_are(monkeypatch):
+    model, options = model_of(CORRELATED), {"sampler": DPMSolver(5), "generator": 0}
+    expected = ProjectedEstimate().sample(model, SPHERE, 4, **options)
+    plain, third = model.denoise, torch.arange(4).reshape(-1, 1, 1, 1) == 2
+    monkeypatch.setattr(model, "denoise", lambda y, t: plain(y, t).masked_fill(third, torch.nan))
+    x = ProjectedEstimate().sample(model, SPHERE, 4, **options)
+    assert x[2].isnan().all()
+    assert torch.equal(x[[0, 1, 3]], expected[[0, 1, 3]])
+    monkeypatch.setattr(model, "denoise", lambda y, t: torch.full_like(y, torch.nan))
+    assert ProjectedEstimate().sample(model, SPHERE, 4, **options).isnan().all()

@@ -60,9 +60,12 @@ class ProjectedEstimate(Rival):
     def draw(
         self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: SampleNoise, tick: Callable[[], None]
     ) -> Tensor:
-        """One batch of samples on the rule."""
+        """One batch of samples on the rule; one that diverged is returned as it is."""
         x = model.unstandardise(sampler(LinearisedRule(model, rule, self), noise, tick))
-        return polish(x, rule, scale=model.scale).images
+        finite = x.isfinite().flatten(1).all(1)
+        if finite.any():
+            x[finite] = polish(x[finite], rule, scale=model.scale).images
+        return x
 
 
 class LinearisedRule(Denoiser):
