@@ -51,7 +51,7 @@ def test_the_network_is_asked_as_often_as_the_sampler_has_steps(mixing, monkeypa
 
 def test_noise_is_kept_for_so_many_steps():
     noise = SampleNoise(0, 3, 7, (1, 1, 4), torch.zeros(1))
-    kept = KeptNoise(0, 3, 7, (1, 1, 4), torch.zeros(1), every=3)
+    kept = KeptNoise(noise, every=3)
     assert [next(j for j in range(8) if torch.equal(kept(k), noise(j))) for k in range(8)] == [0, 0, 0, 3, 3, 3, 6, 6]
 
 

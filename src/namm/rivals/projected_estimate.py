@@ -31,7 +31,7 @@ from namm.exact.equations import Equations, Linearised, Problem, needs_forward
 from namm.exact.gauss_newton import largest_eigenvalue, multipliers
 from namm.exact.polish import polish
 from namm.generative import Diffusion
-from namm.generative.base import SampleNoise
+from namm.generative.base import Draws
 from namm.generative.samplers import Sampler
 from namm.numerics import full_precision
 from namm.rivals.base import Denoiser, Need, Rival, widened
@@ -58,7 +58,7 @@ class ProjectedEstimate(Rival):
             )
 
     def draw(
-        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: SampleNoise, tick: Callable[[], None]
+        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: Draws, tick: Callable[[], None]
     ) -> Tensor:
         """One batch of samples on the rule; one that diverged is returned as it is."""
         x = model.unstandardise(sampler(LinearisedRule(model, rule, self), noise, tick))
