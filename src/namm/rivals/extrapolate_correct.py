@@ -36,7 +36,8 @@ class ExtrapolateCorrect(Rival):
     """The extrapolated image projected, noise mixed in again, and this repeated.
 
     Args:
-        mixing: Evaluations of the network at each time. The sampler's number of steps is that of all evaluations.
+        mixing: Evaluations of the network at each time. Of the sampler's steps, as many are made as it divides:
+            steps // mixing times, mixing · (steps // mixing) evaluations.
         resample: Evaluations after which noise is drawn afresh; 0 keeps that of the beginning.
     """
 
@@ -55,6 +56,11 @@ class ExtrapolateCorrect(Rival):
         self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: Draws, tick: Callable[[], None]
     ) -> Tensor:
         """One batch of samples on the rule."""
+        if sampler.steps < 2 * self.mixing:
+            raise UsageError(
+                f"ExtrapolateCorrect needs two times at least: with mixing={self.mixing} a sampler of "
+                f"{2 * self.mixing} steps or more, not of {sampler.steps}."
+            )
         steps, every = Interpolation(sampler.steps, self.mixing), self.resample or sys.maxsize
         y = steps(ProjectedDenoiser(model, rule), KeptNoise(noise, every), tick)
         return project(rule, model.unstandardise(y), model.scale)
