@@ -45,7 +45,7 @@ class Poisson(Constraint):
             return None
         size = eigenvalues().abs()
         factor = torch.where(size > 1e-9, size.clamp_min(1e-9) ** self.power, 1.0)
-        return lambda u: multiply_spectrum(u, factor)
+        return lambda u: multiply_spectrum(u, factor) / scale.square().mean()
 
 
 def closed_form(x, rule):
@@ -70,6 +70,27 @@ def test_the_nearest_image_is_the_same_for_a_quarter_of_the_products(products):
     products.clear()
     torch.testing.assert_close(polish(x, preconditioned).images, expected, rtol=0, atol=1e-9)
     assert len(products) < without / 4
+
+
+def test_a_scale_changes_neither_the_image_nor_the_number_of_products(products):
+    x, rule = randn(3, 1, SIZE, SIZE), Poisson(-2)
+    polish(x, rule)
+    at_one = len(products)
+    products.clear()
+    torch.testing.assert_close(polish(x, rule, scale=3.0).images, closed_form(x, rule), rtol=0, atol=1e-9)
+    assert len(products) <= at_one
+
+
+def test_a_scale_that_varies_between_pixels():
+    """x = x⁰ − s²Jᵀ (J s² Jᵀ)⁺ r(x⁰), with the matrix J of Δ."""
+    x, rule, s = randn(2, 1, SIZE, SIZE), Poisson(-2), 1 + 0.3 * randn(1, SIZE, SIZE, seed=1).sin()
+    units = torch.eye(SIZE**2, dtype=torch.float64).reshape(-1, 1, SIZE, SIZE)
+    jacobian = (rule.residual(units) + rule.source).flatten(1).T
+    along = s.flatten().square()[:, None] * jacobian.T
+    move = along @ torch.linalg.pinv(jacobian @ along, hermitian=True, rtol=1e-10) @ rule.residual(x).flatten(1).T
+    found = polish(x, rule, scale=s)
+    assert found.certificate.reached.all()
+    torch.testing.assert_close(found.images, x - move.T.reshape(x.shape), rtol=0, atol=1e-6)
 
 
 def test_a_preconditioner_in_a_sum_with_bounds_that_are_far(products):

@@ -221,6 +221,8 @@ def test_seeds_and_modes():
     assert not torch.allclose(first, other)
     one, two = (model.sample(4, generator=torch.Generator().manual_seed(9)) for _ in range(2))
     assert torch.equal(one, two)
+    several, alone = model.sample(3, generator=[4, 5, 6]), model.sample(1, generator=[5])
+    assert torch.allclose(several[1], alone[0], rtol=0, atol=1e-5)
     assert model.training
     assert not first.requires_grad
     assert model.double().sample(2).dtype == torch.double

@@ -176,6 +176,14 @@ def test_many_measurements_are_many_single_ones():
     assert draw(prior.float(), many, n=2).samples.dtype == torch.float
 
 
+def test_a_generator_for_each_sample_decides_on_it_alone():
+    prior, many = bent(), torch.randn(2, 2, dtype=torch.double)
+    x = draw(prior, many, n=2, generator=[5, 6, 7, 8]).samples
+    alone = draw(prior, many[1:], n=1, generator=[7]).samples
+    assert torch.allclose(x[1, 0], alone[0, 0], rtol=0, atol=1e-12)
+    assert not torch.allclose(x[1, 0], x[1, 1])
+
+
 class Shaky(Operator):
     """The image, without half of its pixels in training."""
 

@@ -39,19 +39,19 @@ def test_independent_pixels_follow_the_interpolation(method):
     assert PLANE(x).max() < ROUNDING
 
 
-@pytest.mark.parametrize("mixing", [1, 3])
-def test_the_network_is_asked_as_often_as_the_sampler_has_steps(mixing, monkeypatch):
+@pytest.mark.parametrize(("mixing", "evaluations"), [(1, 12), (3, 12), (5, 10)])
+def test_the_network_is_asked_as_often_as_mixing_divides_the_steps(mixing, evaluations, monkeypatch):
     model, calls = model_of(INDEPENDENT), []
     plain = model.denoise
     monkeypatch.setattr(model, "denoise", lambda y, t: calls.append(float(t[0])) or plain(y, t))
     ExtrapolateCorrect(mixing).sample(model, PLANE, 2, sampler=DPMSolver(12), generator=0)
-    assert len(calls) == 12
+    assert len(calls) == evaluations
     assert len(set(calls)) == 12 // mixing
 
 
 def test_noise_is_kept_for_so_many_steps():
     noise = SampleNoise(0, 3, 7, (1, 1, 4), torch.zeros(1))
-    kept = KeptNoise(0, 3, 7, (1, 1, 4), torch.zeros(1), every=3)
+    kept = KeptNoise(noise, every=3)
     assert [next(j for j in range(8) if torch.equal(kept(k), noise(j))) for k in range(8)] == [0, 0, 0, 3, 3, 3, 6, 6]
 
 
@@ -65,3 +65,8 @@ def test_a_curved_rule_is_refused():
     curved = constraint(lambda x: x.sum((1, 2, 3)).abs(), project=lambda x: x.clamp(min=0), name="curved")
     with pytest.raises(UsageError, match=r"curved: it needs a linear projection. Choose ProjectedSteps"):
         ExtrapolateCorrect().sample(model_of(INDEPENDENT), curved, 2)
+
+
+def test_too_few_steps_for_the_mixing_are_refused():
+    with pytest.raises(UsageError, match="mixing=5 a sampler of 10 steps or more, not of 3"):
+        ExtrapolateCorrect(mixing=5).sample(model_of(INDEPENDENT), PLANE, 2, sampler=DPMSolver(3))

@@ -46,6 +46,14 @@ def test_a_seed_decides_and_batches_do_not(method):
     assert not torch.equal(x, method.sample(model, PLANE, 70, sampler=FEW, generator=4))
 
 
+@pytest.mark.parametrize("method", [Rival(), ExtrapolateCorrect(resample=2)], ids=["plain", "kept noise"])
+def test_a_generator_for_each_sample_decides_on_it_alone(method):
+    model = model_of(CORRELATED)
+    x = method.sample(model, PLANE, 3, sampler=FEW, generator=[5, 6, 7])
+    torch.testing.assert_close(method.sample(model, PLANE, 2, sampler=FEW, generator=[8, 6])[1], x[1])
+    assert not torch.allclose(x[0], x[1])
+
+
 def test_the_method_itself_is_the_plain_model():
     model = model_of(CORRELATED)
     x = model.sample(5, sampler=FEW, generator=1, progress=False)

@@ -211,7 +211,10 @@ class Linearised:
 
 
 def require_positive(lin: Linearised) -> None:
-    """Refuse a preconditioner that is not symmetric and positive: conjugate gradients would silently go astray."""
+    """Refuse a preconditioner that is not symmetric and positive: conjugate gradients would silently go astray.
+
+    Images on which the rule is not finite say nothing of it.
+    """
     if not any(lin.preconditioners):
         return
     u, v = signs(lin.value, 1), signs(lin.value, 2)
@@ -220,7 +223,8 @@ def require_positive(lin: Linearised) -> None:
     except RuntimeError as error:
         raise ConstraintError(f"the preconditioner fails on what the residual returns: {error}") from error
     gap, size = (dot(u, mv) - dot(v, mu)).abs(), norm(mu) * norm(v)
-    if not ((dot(u, mu) > 0) & (gap <= math.sqrt(torch.finfo(u.dtype).eps) * 100 * size)).all():
+    good = (dot(u, mu) > 0) & (gap <= math.sqrt(torch.finfo(u.dtype).eps) * 100 * size)
+    if not (good | ~lin.value.isfinite().all(1)).all():
         raise ConstraintError(
             "the preconditioner is not symmetric and positive definite: it must be about (J s² Jᵀ)⁻¹, with its null "
             "space, if there is one, mapped to itself."

@@ -11,7 +11,7 @@ by which process, changes nothing: neither the batch size nor the number of proc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from accelerate.utils import broadcast_object_list, gather
@@ -134,6 +134,25 @@ def check_shape(y: Tensor, shape: tuple[int, int, int]) -> None:
 # Noise, and samples made in batches by any number of processes
 
 
+Draws = Callable[[int], Tensor]
+"""z ~ N(0, I) of a batch for each step, 0 being the state from which sampling starts: what a sampler needs."""
+
+
+class BatchNoise(Protocol):
+    """`Draws` of samples `start` to `stop`."""
+
+    @property
+    def start(self) -> int:
+        """Number of the first sample."""
+
+    @property
+    def stop(self) -> int:
+        """Number after that of the last."""
+
+    def __call__(self, step: int) -> Tensor:
+        """z ~ N(0, I) for step `step`: (stop − start, …)."""
+
+
 @dataclass(frozen=True)
 class SampleNoise:
     """The noise of samples `start` to `stop`, each of shape `shape`, where `like` lives and in its precision."""
@@ -157,13 +176,24 @@ class SampleNoise:
 
 @dataclass(frozen=True)
 class SeparateNoise:
-    """The noise of samples that have a seed each, `noises` of one sample; called as `SampleNoise` is."""
+    """The noise of samples from `start` on that have a seed each, on which it depends alone."""
 
-    noises: tuple[SampleNoise, ...]
+    seeds: tuple[int, ...]
+    start: int
+    shape: tuple[int, ...]
+    like: Tensor
+
+    @property
+    def stop(self) -> int:
+        """Number after that of the last sample."""
+        return self.start + len(self.seeds)
 
     def __call__(self, step: int) -> Tensor:
-        """z ~ N(0, I) for step `step`: (number of samples, *shape)."""
-        return torch.cat([noise(step) for noise in self.noises])
+        """z ~ N(0, I) for step `step`: (stop − start, *shape)."""
+        device = self.like.device
+        streams = [seeded(seed, "separate", step, device=device) for seed in self.seeds]
+        z = [torch.randn(self.shape, generator=stream, device=device) for stream in streams]
+        return torch.stack(z).to(self.like.dtype)
 
 
 Seeds = torch.Generator | int | Sequence[torch.Generator | int] | None
@@ -179,10 +209,11 @@ def as_seed(generator: torch.Generator | int | None) -> int:
 
 
 def sample_in_batches(
-    make: Callable[[Any], Tensor],
+    make: Callable[[BatchNoise], Tensor],
     n: int,
     shape: tuple[int, ...],
     *,
+    noise_shape: tuple[int, ...] | None = None,
     like: Tensor,
     batch_size: int,
     generator: Seeds,
@@ -190,8 +221,9 @@ def sample_in_batches(
 ) -> Tensor:
     """Samples `first` to `first` + `n`, `make` turning the noise of a batch into its samples: (n, *shape).
 
-    Where every sample has a generator of its own, it is the first sample of that generator's seed. Under torchrun every
-    process must call this: each makes its share, all get all samples, and the seeds are those of the first process.
+    The noise of a sample has its shape, where there is no other `noise_shape`. Where every sample has a generator of
+    its own, its noise depends on that one alone. Under torchrun every process must call this: each makes its share, all
+    get all samples, and the seeds are those of the first process.
     """
     if n < 1 or batch_size < 1 or first < 0:
         raise UsageError(
@@ -205,10 +237,12 @@ def sample_in_batches(
     if world > 1:
         seeds = broadcast_object_list(seeds)
 
-    def noise(start: int, stop: int) -> SampleNoise | SeparateNoise:
+    of_noise = shape if noise_shape is None else noise_shape
+
+    def noise(start: int, stop: int) -> BatchNoise:
         if isinstance(generator, Sequence):
-            return SeparateNoise(tuple(SampleNoise(seed, 0, 1, shape, like) for seed in seeds[start:stop]))
-        return SampleNoise(seeds[0], first + start, first + stop, shape, like)
+            return SeparateNoise(tuple(seeds[start:stop]), start, of_noise, like)
+        return SampleNoise(seeds[0], first + start, first + stop, of_noise, like)
 
     parts = [make(noise(start, stop)) for start, stop in batch_bounds(n, batch_size, rank, world)]
     mine = torch.cat([like.new_empty(0, *shape), *parts])

@@ -14,6 +14,7 @@ itself. `standardise` and `unstandardise` lead from one to the other.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from namm.errors import UsageError
 from namm.generative.base import Seeds, Standardised, check_shape, evaluating, sample_in_batches, sampling_bar
 from namm.generative.samplers import EulerMaruyama, Sampler
-from namm.generative.schedules import VPSDE, Epsilon, Prediction, Schedule
+from namm.generative.schedules import VPSDE, Epsilon, Marginal, Prediction, Schedule
 from namm.generative.times import Times, UniformTimes
 from namm.gpu import Recorded, can_record, compile_options, use_channels_last
 from namm.numerics import at_least_float32
@@ -90,12 +91,17 @@ class Diffusion(Standardised):
 
     def loss(self, y: Tensor, *draws: Tensor) -> Tensor:
         """Mean squared error of the network on images y (B, C, H, W); `draws` are t and ε, drawn here if not given."""
+        return self._trial(y, *draws).error
+
+    def _trial(self, y: Tensor, *draws: Tensor) -> "Trial":
+        """The network asked about noisy images y, and its error."""
         check_shape(y, self.sample_shape)
         t, epsilon = (draw.to(at_least_float32(self.mean).dtype) for draw in draws or self.draw(y))
         u, marginal = self.standardise(y), self.sde.marginal(t)
         u_t = marginal.mean * u + marginal.std * epsilon
-        error = self._output(u_t, t) - self.prediction.target(u, epsilon, marginal)
-        return error.square().mean()
+        output = self._output(u_t, t)
+        error = (output - self.prediction.target(u, epsilon, marginal)).square().mean()
+        return Trial(u_t, marginal, output, error)
 
     # Reversing; everything here is standardised
 
@@ -169,6 +175,15 @@ class Diffusion(Standardised):
                 generator=generator,
                 first=first,
             )
+
+
+class Trial(NamedTuple):
+    """What the network makes of one noisy batch in training."""
+
+    u_t: Tensor  # the noisy images, standardised
+    marginal: Marginal  # m and s at their times
+    output: Tensor
+    error: Tensor  # mean square, a scalar
 
 
 class DiffusersNetwork(nn.Module):

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from namm.errors import UsageError
-from namm.generative.base import SampleNoise
+from namm.generative.base import Draws
 from namm.generative.schedules import VPSDE, Schedule
 from namm.numerics import full_precision
 
@@ -56,7 +56,7 @@ class Sampler(Protocol):
     def steps(self) -> int:
         """Evaluations of the process."""
 
-    def __call__(self, process: Process, noise: SampleNoise, tick: Callable[[], None] = ...) -> Tensor:
+    def __call__(self, process: Process, noise: Draws, tick: Callable[[], None] = ...) -> Tensor:
         """(B, C, H, W) at t = 0; `tick` is called after every step."""
 
 
@@ -136,7 +136,7 @@ class Steps(ABC):
         """The steps in order, for the schedule and t_min of this process."""
 
     @torch.no_grad()
-    def __call__(self, process: Process, noise: SampleNoise, tick: Callable[[], None] = _nothing) -> Tensor:
+    def __call__(self, process: Process, noise: Draws, tick: Callable[[], None] = _nothing) -> Tensor:
         """(B, C, H, W) at t = 0."""
         y = start(process, noise)
         for k, step in enumerate(self.table(process)):
@@ -237,7 +237,7 @@ class EulerMaruyama:
     steps: int = 1000
 
     @torch.no_grad()
-    def __call__(self, process: Process, noise: SampleNoise, tick: Callable[[], None] = _nothing) -> Tensor:
+    def __call__(self, process: Process, noise: Draws, tick: Callable[[], None] = _nothing) -> Tensor:
         """(B, C, H, W) at t = 0."""
         sde, times = process.sde, even_in_time(process, self.steps)
         t, change = times[:-1], times.diff()  # −Δt
@@ -264,7 +264,7 @@ class DPMSolver:
     order: int = 2
     stochastic: bool = False
 
-    def __call__(self, process: Process, noise: SampleNoise, tick: Callable[[], None] = _nothing) -> Tensor:
+    def __call__(self, process: Process, noise: Draws, tick: Callable[[], None] = _nothing) -> Tensor:
         """(B, C, H, W) at t = 0."""
         from diffusers import DPMSolverMultistepScheduler  # not before it is used: scipy.stats comes with it
 
@@ -281,7 +281,7 @@ class UniPC:
     steps: int = 25
     order: int = 3
 
-    def __call__(self, process: Process, noise: SampleNoise, tick: Callable[[], None] = _nothing) -> Tensor:
+    def __call__(self, process: Process, noise: Draws, tick: Callable[[], None] = _nothing) -> Tensor:
         """(B, C, H, W) at t = 0."""
         from diffusers import UniPCMultistepScheduler
 
@@ -294,7 +294,7 @@ def _run_scheduler(
     kind: Callable[..., Any],
     times: Tensor,
     process: Process,
-    noise: SampleNoise,
+    noise: Draws,
     tick: Callable[[], None],
     stochastic: bool = False,
 ) -> Tensor:

@@ -8,7 +8,6 @@ s² = β d / 2 with d = C·H·W, so the best linear pair keeps the principal dir
 total variance, and its samples lack s² in each: 0.05 % for the paper's β, whatever the image size.
 """
 
-from dataclasses import replace
 from math import isfinite, prod
 from typing import get_args
 
@@ -18,7 +17,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from namm.errors import DataError, UsageError
-from namm.generative.base import SampleNoise, Standardised, check_shape, evaluating, sample_in_batches
+from namm.generative.base import Seeds, Standardised, check_shape, evaluating, sample_in_batches
 from namm.maps.layers import Boundary, DoublingConv2d, SameConv2d
 from namm.numerics import at_least_float32, full_precision
 
@@ -118,7 +117,7 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
         n: int,
         *,
         batch_size: int = 64,
-        generator: torch.Generator | int | None = None,
+        generator: Seeds = None,
         first: int = 0,
         progress: bool = True,
     ) -> Tensor:
@@ -128,13 +127,17 @@ class VAE(Standardised, ModelMixin, ConfigMixin):
         (seed, i) only, so `batch_size` and the number of processes do not change it. Under torchrun every process must
         call this; each makes its share and all get all samples.
         """
-
-        def make(noise: SampleNoise) -> Tensor:
-            return self.decode(replace(noise, shape=(self.latent,))(0))
-
-        like, shape = at_least_float32(self.mean), self.sample_shape
         with evaluating(self):
-            return sample_in_batches(make, n, shape, like=like, batch_size=batch_size, generator=generator, first=first)
+            return sample_in_batches(
+                lambda noise: self.decode(noise(0)),
+                n,
+                self.sample_shape,
+                noise_shape=(self.latent,),
+                like=at_least_float32(self.mean),
+                batch_size=batch_size,
+                generator=generator,
+                first=first,
+            )
 
 
 def kl_to_standard_normal(mu: Tensor, log_variance: Tensor) -> Tensor:

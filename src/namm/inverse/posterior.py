@@ -15,7 +15,7 @@ redraw is counted.
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeGuard
 
@@ -26,7 +26,7 @@ from namm.constraints import Constraint
 from namm.errors import DataError, UsageError
 from namm.exact.certificate import Certificate
 from namm.generative import Mirrored
-from namm.generative.base import SampleNoise, evaluating, sample_in_batches, sampling_bar
+from namm.generative.base import BatchNoise, Seeds, evaluating, sample_in_batches, sampling_bar
 from namm.generative.samplers import DDIM, Ancestral, Process, Step, Steps, start
 from namm.inverse.guidance import DPSGuidance, Evidence, Guess, Guidance, LikelihoodGuidance
 from namm.inverse.noise import GaussianNoise
@@ -175,7 +175,7 @@ def sample_posterior(
     constraint: Constraint | None = None,
     retries: int = 3,
     batch_size: int = 64,
-    generator: torch.Generator | int | None = None,
+    generator: Seeds = None,
     first: int = 0,
     progress: bool = True,
 ) -> Posterior:
@@ -197,7 +197,8 @@ def sample_posterior(
         constraint: Only measured, on the finished samples; to guide by it, give it to the guidance.
         retries: How often a sample that diverged is drawn again, each time with half the step.
         batch_size: Samples made together.
-        generator: A seed, or a generator to draw it from; None draws it from torch's global one.
+        generator: A seed, or a generator to draw it from; None draws it from torch's global one. A sequence gives every
+            one of the M · n samples a seed of its own.
         first: Number of the first sample.
         progress: Show a progress bar, where there is a terminal.
     """
@@ -218,9 +219,9 @@ def sample_posterior(
         with sampling_bar(count, batch_size, steps.steps, progress) as bar:
             attempt = partial(_attempt, prior, model, steps, constraint, bar.advance)
 
-            def draw(noise: SampleNoise) -> Tensor:
+            def draw(noise: BatchNoise) -> Tensor:
                 """Turn the noise of a batch into its samples, a row each: what `_attempt` gives, then their redraws."""
-                noise, pull = replace(noise, shape=shape), guidance
+                pull = guidance
                 numbers = torch.arange(noise.start, noise.stop, device=like.device)
                 measured = evidence.rows((numbers - first) // n)
                 rows = attempt(pull, measured, noise)
@@ -236,7 +237,14 @@ def sample_posterior(
                 return torch.cat([rows, redrawn], 1)
 
             rows = sample_in_batches(
-                draw, count, (2 * pixels + 3,), like=like, batch_size=batch_size, generator=generator, first=first
+                draw,
+                count,
+                (2 * pixels + 3,),
+                noise_shape=shape,
+                like=like,
+                batch_size=batch_size,
+                generator=generator,
+                first=first,
             )
     y, x, chi2, distance, redrawn = rows.unflatten(0, (-1, n)).split([pixels, pixels, 1, 1, 1], -1)
     failed = chi2[..., 0].isnan()
@@ -330,6 +338,6 @@ def _attempt(
     return _keep(good, torch.cat([y.flatten(1), x.flatten(1), chi2[:, None], distance[:, None]], 1))
 
 
-def _some(noise: SampleNoise, rows: Tensor, step: int) -> Tensor:
+def _some(noise: Callable[[int], Tensor], rows: Tensor, step: int) -> Tensor:
     """The noise of some samples of a batch at a step."""
     return noise(step)[rows]

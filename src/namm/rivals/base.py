@@ -20,7 +20,7 @@ from namm.constraints import Constraint
 from namm.constraints.base import RuleFunction, Scaled, as_rule
 from namm.errors import UsageError
 from namm.generative import Diffusion, DPMSolver
-from namm.generative.base import SampleNoise, evaluating, sample_in_batches, sampling_bar
+from namm.generative.base import Draws, Seeds, evaluating, sample_in_batches, sampling_bar
 from namm.generative.samplers import Sampler
 from namm.numerics import at_least_float32, full_precision, generator
 
@@ -51,7 +51,7 @@ class Rival:
         *,
         sampler: Sampler = SAMPLER,
         batch_size: int = 64,
-        generator: torch.Generator | int | None = None,
+        generator: Seeds = None,
         first: int = 0,
         progress: bool = False,
     ) -> Tensor:
@@ -66,7 +66,7 @@ class Rival:
             n: How many.
             sampler: How the model is run backwards. A method with steps of its own takes as many as it has.
             batch_size: Samples made together.
-            generator: A seed, or a generator to draw it from.
+            generator: A seed, or a generator to draw it from; a sequence gives every sample a seed of its own.
             first: Number of the first sample.
             progress: Show a progress bar, where there is a terminal.
 
@@ -86,7 +86,7 @@ class Rival:
             )
 
     def draw(
-        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: SampleNoise, tick: Callable[[], None]
+        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: Draws, tick: Callable[[], None]
     ) -> Tensor:
         """One batch of samples in data space, (B, C, H, W)."""
         return model.unstandardise(sampler(model, noise, tick))

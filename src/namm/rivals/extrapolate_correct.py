@@ -26,7 +26,7 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.errors import UsageError
 from namm.generative import Diffusion
-from namm.generative.base import SampleNoise
+from namm.generative.base import Draws
 from namm.generative.samplers import Process, Sampler, Step, Steps, even_in_noise
 from namm.rivals.base import Denoiser, Need, Rival, project
 
@@ -36,7 +36,8 @@ class ExtrapolateCorrect(Rival):
     """The extrapolated image projected, noise mixed in again, and this repeated.
 
     Args:
-        mixing: Evaluations of the network at each time. The sampler's number of steps is that of all evaluations.
+        mixing: Evaluations of the network at each time. Of the sampler's steps, as many are made as it divides:
+            steps // mixing times, mixing · (steps // mixing) evaluations.
         resample: Evaluations after which noise is drawn afresh; 0 keeps that of the beginning.
     """
 
@@ -52,12 +53,16 @@ class ExtrapolateCorrect(Rival):
             )
 
     def draw(
-        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: SampleNoise, tick: Callable[[], None]
+        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: Draws, tick: Callable[[], None]
     ) -> Tensor:
         """One batch of samples on the rule."""
+        if sampler.steps < 2 * self.mixing:
+            raise UsageError(
+                f"ExtrapolateCorrect needs two times at least: with mixing={self.mixing} a sampler of "
+                f"{2 * self.mixing} steps or more, not of {sampler.steps}."
+            )
         steps, every = Interpolation(sampler.steps, self.mixing), self.resample or sys.maxsize
-        kept = KeptNoise(noise.seed, noise.start, noise.stop, noise.shape, noise.like, every)
-        y = steps(ProjectedDenoiser(model, rule), kept, tick)
+        y = steps(ProjectedDenoiser(model, rule), KeptNoise(noise, every), tick)
         return project(rule, model.unstandardise(y), model.scale)
 
 
@@ -87,11 +92,12 @@ class Interpolation(Steps):
 
 
 @dataclass(frozen=True)
-class KeptNoise(SampleNoise):
+class KeptNoise:
     """The noise of a batch, the same for `every` steps."""
 
-    every: int = 1
+    noise: Draws
+    every: int
 
     def __call__(self, step: int) -> Tensor:
         """z of the step at which it was drawn."""
-        return super().__call__(step - step % self.every)
+        return self.noise(step - step % self.every)

@@ -30,7 +30,7 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.errors import UsageError
 from namm.generative import Diffusion
-from namm.generative.base import SampleNoise
+from namm.generative.base import Draws
 from namm.generative.samplers import Sampler
 from namm.rivals.base import Denoiser, Rival
 
@@ -53,7 +53,7 @@ class GradientGuidance(Rival):
             raise UsageError(f"GradientGuidance: strength must be finite and not negative, not {self.strength}.")
 
     def draw(
-        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: SampleNoise, tick: Callable[[], None]
+        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: Draws, tick: Callable[[], None]
     ) -> Tensor:
         """One batch of guided samples."""
         return model.unstandardise(sampler(GuidedDenoiser(model, rule, self.strength), noise, tick))

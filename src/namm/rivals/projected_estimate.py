@@ -27,11 +27,11 @@ from torch import Tensor
 
 from namm.constraints import Constraint
 from namm.errors import UsageError
-from namm.exact.equations import Equations, Linearised, Problem, needs_forward
+from namm.exact.equations import Equations, Linearised, Problem, needs_forward, require_positive
 from namm.exact.gauss_newton import largest_eigenvalue, multipliers
 from namm.exact.polish import polish
 from namm.generative import Diffusion
-from namm.generative.base import SampleNoise
+from namm.generative.base import Draws
 from namm.generative.samplers import Sampler
 from namm.numerics import full_precision
 from namm.rivals.base import Denoiser, Need, Rival, widened
@@ -58,11 +58,14 @@ class ProjectedEstimate(Rival):
             )
 
     def draw(
-        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: SampleNoise, tick: Callable[[], None]
+        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: Draws, tick: Callable[[], None]
     ) -> Tensor:
-        """One batch of samples on the rule."""
+        """One batch of samples on the rule; one that diverged is returned as it is."""
         x = model.unstandardise(sampler(LinearisedRule(model, rule, self), noise, tick))
-        return polish(x, rule, scale=model.scale).images
+        finite = x.isfinite().flatten(1).all(1)
+        if finite.any():
+            x[finite] = polish(x[finite], rule, scale=model.scale).images
+        return x
 
 
 class LinearisedRule(Denoiser):
@@ -72,7 +75,7 @@ class LinearisedRule(Denoiser):
         super().__init__(model, rule)
         equations = Equations.of(rule, (None, None))
         assert equations is not None  # the rule has a residual
-        self.equations, self.method = equations, method
+        self.equations, self.method, self.preconditioner_checked = equations, method, False
 
     def corrected(self, x: Tensor) -> Tensor:
         """x after the steps of Gauss–Newton, each kept where it lowers ℓ."""
@@ -88,6 +91,9 @@ class LinearisedRule(Denoiser):
         scale = self.model.scale.to(x).expand(1, *x.shape[1:])
         problem, here = Problem.of(x, scale, self.equations), torch.zeros_like(x)
         lin = Linearised(problem, here, forward=needs_forward(problem, here))
+        if not self.preconditioner_checked:
+            require_positive(lin)
+            self.preconditioner_checked = True
         size, zero = largest_eigenvalue(lin), torch.zeros_like(lin.value)
         mu, _ = multipliers(lin, here, zero, problem.at_most, size, zero[:, 0], self.method.products)
         return problem.images(-lin.transposed(mu))

@@ -26,7 +26,7 @@ from torch import Tensor
 from namm.constraints import Constraint
 from namm.errors import UsageError
 from namm.generative import DDIM, Diffusion
-from namm.generative.base import SampleNoise
+from namm.generative.base import Draws
 from namm.generative.samplers import Sampler, start
 from namm.rivals.base import Need, Rival, project
 
@@ -47,7 +47,7 @@ class ProjectedSteps(Rival):
             raise UsageError(f"ProjectedSteps: below must be 0 or more, not {self.below}.")
 
     def draw(
-        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: SampleNoise, tick: Callable[[], None]
+        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: Draws, tick: Callable[[], None]
     ) -> Tensor:
         """One batch of samples on the rule."""
         y, table = start(model, noise), DDIM(sampler.steps, eta=1.0).table(model)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from namm.constraints import Constraint
 from namm.generative import Diffusion
-from namm.generative.base import SampleNoise
+from namm.generative.base import Draws
 from namm.generative.samplers import Sampler
 from namm.rivals.base import Need, Rival, project
 
@@ -26,7 +26,7 @@ class Projection(Rival):
     requires: ClassVar[tuple[Need, ...]] = ("projection",)
 
     def draw(
-        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: SampleNoise, tick: Callable[[], None]
+        self, model: Diffusion, rule: Constraint, sampler: Sampler, noise: Draws, tick: Callable[[], None]
     ) -> Tensor:
         """One batch of samples on the rule."""
         x = super().draw(model, rule, sampler, noise, tick)

@@ -27,8 +27,6 @@ from namm.constraints import Constraint
 from namm.constraints.base import RuleFunction, as_rule
 from namm.errors import UsageError
 from namm.generative import Diffusion
-from namm.generative.base import check_shape
-from namm.numerics import at_least_float32
 from namm.rivals.base import Need, Rival
 
 
@@ -83,12 +81,7 @@ class InformedDiffusion(Diffusion):
 
     def loss(self, y: Tensor, *draws: Tensor) -> Tensor:
         """The denoising loss of y (B, C, H, W) and c (m/s) ℓ of the estimate; `draws` are t and ε."""
-        check_shape(y, self.sample_shape)
-        t, epsilon = (draw.to(at_least_float32(self.mean).dtype) for draw in draws or self.draw(y))
-        u, marginal = self.standardise(y), self.sde.marginal(t)
-        u_t = marginal.mean * u + marginal.std * epsilon
-        output = self._output(u_t, t)
-        error = (output - self.prediction.target(u, epsilon, marginal)).square().mean()
+        u_t, marginal, output, error = self._trial(y, *draws)
         (rule,) = self._rule
         distance = rule(self.unstandardise(self.prediction.denoised(output, u_t, marginal)))
         return error + self.weight * ((marginal.mean / marginal.std).flatten() * distance).mean()
