@@ -57,19 +57,21 @@ class DivergenceFree(Constraint):
 
     def nearest(self, x: Tensor, scale: Tensor) -> Tensor | None:
         """A projection by Fourier transforms, where all of u are measured alike, and all of v."""
-        weights = _mean_squares(scale)
-        if not bool((scale.square() == scale.new_tensor(weights)[:, None, None]).all()):
+        each = _channels(scale, x)
+        if bool((each.amin(1) != each.amax(1)).any()):
             return None
-        return lay_out(project_weighted(self._cut(x), weights))
+        u, v = each[:, 0].square().tolist()
+        return lay_out(project_weighted(self._cut(x), (u, v)))
 
     def preconditioner(self, x: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor] | None:
         """The inverse for velocities that are measured by the mean scale of u and of v; none where one cannot move."""
-        weights, spacing = _mean_squares(scale), self.extent / self.size
-        if min(weights) <= 0:
+        u, v = _channels(scale, x).square().mean(1).tolist()
+        if min(u, v) <= 0:
             return None
+        spacing = self.extent / self.size
 
         def solve(rows: Tensor) -> Tensor:
-            potential = solve_poisson(cut(rows, self.size), weights)
+            potential = solve_poisson(cut(rows, self.size), (u, v))
             mean = potential.mean((-1, -2), keepdim=True)  # that of the rows, which must not change its sign
             return lay_out(spacing**2 * (2 * mean - potential))
 
@@ -93,7 +95,6 @@ class DivergenceFree(Constraint):
         return cut(x, n)
 
 
-def _mean_squares(scale: Tensor) -> tuple[float, float]:
-    """Mean s² of u and of v, for a scale (1, 2, H, W)."""
-    u, v = scale.square().mean((0, 2, 3)).tolist()
-    return u, v
+def _channels(scale: Tensor, x: Tensor) -> Tensor:
+    """The scale of u and that of v at every pixel of images x, (2, H·W); it broadcasts to them."""
+    return scale.expand(1, *x.shape[1:])[0].flatten(1)
