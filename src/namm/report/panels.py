@@ -86,7 +86,7 @@ def _panels(c: Contents) -> dict[str, list[Block]]:
 
 
 def _grids(c: Contents) -> Block:
-    """As many of each set as there is room for, in a square."""
+    """The first images of each set, in squares as large as there is room for."""
     blocks = (grids_block(c.grids, c.view, side**2) for side in SIDES)
     return next((block for block in blocks if _values([block]) <= ROOM), grids_block(c.grids, c.view, 1))
 

@@ -90,7 +90,7 @@ class Polishing:
 
     @classmethod
     def of(cls, trained: RunParts) -> "Polishing":
-        """As the run's data ask for."""
+        """Spread and floor of the run's own data."""
         polisher = trained.polisher(trained.rule())
         return cls(tuple(polisher.scale.tolist()), polisher.floor)
 
