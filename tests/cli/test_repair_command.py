@@ -139,7 +139,7 @@ def test_f_is_trained_on_these_images_first_and_goes_on(namm, whole_run, samples
 
 def test_images_of_another_range_are_warned_of(namm, whole_run, samples):
     np.save("signed.npy", 2 * samples.numpy() - 1)
-    with pytest.warns(NammWarning, match="channel 0 of the images has mean and standard deviation .* rescaled first"):
+    with pytest.warns(NammWarning, match="channel 0 of the images has mean and standard deviation .* Rescale those"):
         code, said = namm("repair", whole_run, "signed.npy", "-o", "a.h5", *NCHW)
     assert code == 0
     assert "verdict: no gain" in said
