@@ -16,10 +16,8 @@ from namm.files import refuse_link, write_atomically
 from namm.progress import ProgressBar
 from namm.reading import REASON, damage_as, read_text
 from namm.training.objectives import Losses
-from namm.training.settings import Budget, TrainSettings
+from namm.training.settings import METRICS, Budget, TrainSettings
 from namm.training.state import TrainingState
-
-METRICS = "metrics.jsonl"  # in the folder of a training
 
 
 class LossAverages:

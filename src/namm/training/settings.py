@@ -10,6 +10,8 @@ from namm.precision import Precision
 
 CHOSEN = "tuning.json"
 """File of the numbers that were chosen for a training, in its folder."""
+METRICS = "metrics.jsonl"
+"""File of a training's log, in its folder."""
 Schedule = Literal["constant", "cosine"]
 Optimiser = Literal["adam", "adamw", "muon"]
 DECAY = 0.01  # of weights, where an optimiser decays them and nothing is said

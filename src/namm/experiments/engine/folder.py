@@ -43,12 +43,13 @@ from namm.files import (
     write_json,
 )
 from namm.reading import LARGEST_RECORD, REASON, damage_as, typed
+from namm.training.settings import METRICS
 
 KIND = "namm run"
 RUN, SETTINGS, RECORD, FAILURE = "run.json", "settings.yaml", "stage.json", "failure.json"
 ELSEWHERE = "another folder with --out"
-TRAINING, LOG = "training", "metrics.jsonl"
-"""Folder, in that of a stage, of its training, and that training's log."""
+TRAINING = "training"
+"""Folder, in that of a stage, of its training."""
 LAST_LINES = 64 * 1024
 """Bytes at the end of a log that surely hold a whole line."""
 CHECKPOINTS = "checkpoints"
@@ -284,7 +285,7 @@ def steps_made(folder: Path) -> tuple[int, int] | None:
     newest = max((training / CHECKPOINTS).glob("step-*.safetensors"), default=None)
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         facts = {} if newest is None else _checkpoint_facts(newest)
-        made, planned = max(int(facts["step"]), _last_step(training / LOG)), int(facts["total"])
+        made, planned = max(int(facts["step"]), _last_step(training / METRICS)), int(facts["total"])
         return (min(made, planned), planned) if planned > 0 else None
     return None
 

@@ -30,7 +30,6 @@ from namm.errors import NammError
 from namm.evaluation import mmd
 from namm.experiments.engine import build, build_models
 from namm.experiments.engine.folder import (
-    LOG,
     RECORD,
     TRAINING,
     Record,
@@ -52,7 +51,7 @@ from namm.numerics import autocast, generator
 from namm.reading import in_words
 from namm.training.log import read_metrics
 from namm.training.objectives import FinetuneObjective, MapObjective, Objective
-from namm.training.settings import Budget, TrainSettings
+from namm.training.settings import METRICS, Budget, TrainSettings
 from namm.training.train_model import ModelObjective
 
 REHEARSAL = 10.0
@@ -171,7 +170,7 @@ def _record(folder: Path, key: str) -> Record | None:
 
 def _logged_pace(folder: Path) -> float | None:
     """Seconds of compute per step, by the log of a training that was cut short."""
-    log = folder / TRAINING / LOG
+    log = folder / TRAINING / METRICS
     lines = read_metrics(log) if log.exists() else []
     return lines[-1]["seconds"] / lines[-1]["step"] if lines and lines[-1]["step"] else None
 

@@ -40,6 +40,7 @@ from namm.report.figures import Array, View
 from namm.report.figures.samples import Method, MirrorSpace
 from namm.report.page import render_page
 from namm.training import log
+from namm.training.settings import METRICS
 
 FILE = "report.html"
 PARTIAL = "partial-report.html"
@@ -245,7 +246,7 @@ def _grids(done: Mapping[str, Path]) -> dict[str, Array]:
 def _trainings(run: Path, stages: Sequence[StageLine]) -> dict[str, list[dict[str, float]]]:
     """The logs of all trainings that were begun with these settings."""
     begun = [line.name for line in stages if line.state in ("complete", "partial")]
-    paths = {name: run / name / TRAINING / log.METRICS for name in begun}
+    paths = {name: run / name / TRAINING / METRICS for name in begun}
     logs = {name: log.read_metrics(path) for name, path in paths.items() if path.exists()}
     return {name: lines for name, lines in logs.items() if lines}
 
